@@ -1,0 +1,1 @@
+//! One lesson per file, each in this folder.

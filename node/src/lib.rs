@@ -1,0 +1,1 @@
+//! Keyed background work on a mesh of nodes over Postgres.
