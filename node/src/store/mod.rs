@@ -1,0 +1,127 @@
+//! Postgres. The only folder that names sqlx; one statement per file in `sql/`.
+//!
+//! Every write by an owner carries its fence: the node's row, then its slots' rows, inside the same statement. An answer
+//! that lacks a row means *fenced* for it and is a normal result.
+
+use std::time::Duration;
+
+use ringmesh_ring::Incarnation;
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+/// What became of a statement that gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Surely not written: no connection was to be had, or the server refused before it did anything. May be tried again.
+    #[error("Postgres is not available")]
+    Unavailable(#[source] sqlx::Error),
+    /// The answer never came: written or not, only a read can tell.
+    #[error("Postgres did not answer, the outcome is unknown")]
+    Unknown(#[source] sqlx::Error),
+    /// Surely not written: Postgres refused this statement or this data. Trying the same again is in vain.
+    #[error("Postgres refused the statement")]
+    Refused(#[source] sqlx::Error),
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        match &error {
+            sqlx::Error::Database(refusal) => match refusal.code().as_deref() {
+                // Ended by an administrator or a crash: it may have been while committing.
+                Some("57P01" | "57P02" | "57P05" | "25P03") => Error::Unknown(error),
+                // Starting up or shutting down, too many connections, read-only after a failover, disk full, lock timeouts,
+                // cancelled statements, deadlock and serialization: nothing was written, and later it may go well.
+                Some(code)
+                    if ["57P03", "25006", "55P03", "57014", "40001", "40P01"].contains(&code)
+                        || code.starts_with("53")
+                        || code.starts_with("08") =>
+                {
+                    Error::Unavailable(error)
+                }
+                _ => Error::Refused(error),
+            },
+            sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => Error::Unavailable(error),
+            sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => Error::Unavailable(error),
+            sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => {
+                Error::Unknown(error)
+            }
+            _ => Error::Refused(error),
+        }
+    }
+}
+
+/// Who writes: the incarnation, and the random number that tells its start from another one with the same incarnation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Me {
+    /// From a sequence of the database.
+    pub incarnation: Incarnation,
+    /// Random.
+    pub boot: i64,
+}
+
+/// Access to the mesh's database.
+#[derive(Debug, Clone)]
+pub struct Store {
+    /// For everything that may take its own plan: submits, reads, moves, upkeep.
+    pub(crate) pool: PgPool,
+    /// For claim, finish and their like: sessions that only ever take index plans, since the tables they were planned on
+    /// may have been empty then.
+    pub(crate) hot: PgPool,
+    pub(crate) options: PgConnectOptions,
+}
+
+/// How a store connects.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `postgres://…`
+    pub url: String,
+    /// At most this many connections for submits and reads.
+    pub connections: u32,
+    /// At most this many for claims and finishes.
+    pub hot_connections: u32,
+    /// The lease's length: sessions that hold locks must be gone by then.
+    pub ttl: Duration,
+    /// Shown in `pg_stat_activity`.
+    pub application: String,
+}
+
+impl Store {
+    /// Prepares the pools. Connects only when first used.
+    ///
+    /// # Errors
+    /// `Refused` if the URL does not parse.
+    pub fn new(options: &Options) -> Result<Self, Error> {
+        let connect: PgConnectOptions = options.url.parse().map_err(Error::Refused)?;
+        let connect = connect
+            .application_name(&options.application)
+            // A zombie frozen inside a transaction holds the locks that its fencer needs.
+            .options([
+                ("idle_in_transaction_session_timeout", format!("{}ms", options.ttl.as_millis())),
+                ("statement_timeout", "30s".to_owned()),
+                ("tcp_user_timeout", format!("{}ms", options.ttl.as_millis())),
+                ("tcp_keepalives_idle", "5".to_owned()),
+                ("tcp_keepalives_interval", "1".to_owned()),
+                ("tcp_keepalives_count", "3".to_owned()),
+            ]);
+        let hot = connect.clone().options([
+            ("enable_seqscan", "off"),
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            ("enable_bitmapscan", "off"),
+            ("jit", "off"),
+            ("plan_cache_mode", "force_generic_plan"),
+        ]);
+        let pool = |size: u32| {
+            PgPoolOptions::new()
+                .max_connections(size)
+                .acquire_timeout(Duration::from_secs(2))
+                .test_before_acquire(false)
+                .max_lifetime(Duration::from_secs(1800))
+        };
+        Ok(Store {
+            pool: pool(options.connections).connect_lazy_with(connect.clone()),
+            hot: pool(options.hot_connections).connect_lazy_with(hot),
+            options: connect,
+        })
+    }
+}

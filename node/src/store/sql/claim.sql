@@ -1,0 +1,37 @@
+-- Claims due tasks of the owner's slots, oldest first.
+-- $1 incarnation, $2 boot; per slot: $3 slot, $4 epoch, $5 start of the probe, $6 how many at most.
+-- Fence: the node row, then the slot rows with owner and epoch. The target repeats epoch and attempt: a claim that waited
+-- for a row re-checks only the target's own conditions. Index: task_due. The order of the answer is not promised.
+with fence as materialized (
+    select from ringmesh.node
+    where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
+    for key share
+), live as materialized (
+    select s.slot, s.epoch, w.start, w.room
+    from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as w (slot, epoch, start, room)
+    join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1
+    where exists (select from fence)
+    order by s.slot
+    for share of s
+), picked as materialized (
+    select live.slot, live.epoch, due.*
+    from live cross join lateral (
+        select t.id, t.attempt, t.epoch as lost_epoch, t.trial,
+               exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key) as head
+        from ringmesh.task t
+        where t.slot = live.slot and t.id >= live.start and t.wait is null and t.epoch is distinct from live.epoch
+          and not exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key and h.task <> t.id)
+        order by t.id
+        limit live.room
+    ) due
+)
+update ringmesh.task t
+set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
+    crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
+from picked p
+where t.slot = p.slot and t.id = p.id and t.wait is null
+  and t.epoch is distinct from p.epoch and t.attempt = p.attempt
+returning t.slot, t.id, t.attempt, t.epoch as "epoch!", t.key, t.kind,
+    case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
+    t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
+    p.lost_epoch is not null as "lost!", p.head as "head!", t.created_at

@@ -1,0 +1,47 @@
+-- Claims due tasks with a priority, each with the due tasks of its key before it: priority orders between keys only.
+-- As claim.sql, but for the probe. Index: task_urgent, then task_due from the start of the slot's probe.
+with fence as materialized (
+    select from ringmesh.node
+    where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
+    for key share
+), live as materialized (
+    select s.slot, s.epoch, w.start, w.room
+    from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as w (slot, epoch, start, room)
+    join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1
+    where exists (select from fence)
+    order by s.slot
+    for share of s
+), urgent as materialized (
+    select live.slot, live.epoch, live.start, u.key, max(u.id) as last_id
+    from live cross join lateral (
+        select t.key, t.id
+        from ringmesh.task t
+        where t.slot = live.slot and t.wait is null and t.priority > 0 and t.epoch is distinct from live.epoch
+          and not exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key and h.task <> t.id)
+        order by t.id
+        limit live.room
+    ) u
+    group by live.slot, live.epoch, live.start, u.key
+), picked as materialized (
+    select urgent.slot, urgent.epoch, due.*
+    from urgent cross join lateral (
+        select t.id, t.attempt, t.epoch as lost_epoch, t.trial,
+               exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key) as head
+        from ringmesh.task t
+        where t.slot = urgent.slot and t.id between urgent.start and urgent.last_id and t.key = urgent.key
+          and t.wait is null and t.epoch is distinct from urgent.epoch
+          and not exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key and h.task <> t.id)
+        order by t.id
+        limit 32
+    ) due
+)
+update ringmesh.task t
+set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
+    crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
+from picked p
+where t.slot = p.slot and t.id = p.id and t.wait is null
+  and t.epoch is distinct from p.epoch and t.attempt = p.attempt
+returning t.slot, t.id, t.attempt, t.epoch as "epoch!", t.key, t.kind,
+    case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
+    t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
+    p.lost_epoch is not null as "lost!", p.head as "head!", t.created_at

@@ -1,0 +1,19 @@
+-- Returns claimed tasks that were not run to their end: neither a failure nor a crash.
+-- $1 incarnation, $2 boot; $3 slots, $4 ids, $5 epochs, $6 attempts. Fence as in finish.sql.
+with fence as materialized (
+    select from ringmesh.node
+    where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
+    for key share
+), live as materialized (
+    select s.slot, s.epoch
+    from (select distinct slot, epoch from unnest($3::integer[], $5::bigint[]) as u (slot, epoch)) w
+    join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1
+    where exists (select from fence)
+    order by s.slot
+    for share of s
+)
+update ringmesh.task t set epoch = null
+from live, unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as d (slot, id, epoch, attempt)
+where live.slot = d.slot and live.epoch = d.epoch
+  and t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+returning t.slot, t.id
