@@ -11,7 +11,10 @@ pub fn now() -> Duration {
     const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
     #[cfg(not(target_os = "linux"))]
     const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: the pointer is to a live timespec; the clock exists on every supported kernel.
     let answer = unsafe { libc::clock_gettime(CLOCK, &raw mut time) };
     assert_eq!(answer, 0, "the kernel has no monotonic clock");

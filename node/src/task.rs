@@ -40,7 +40,11 @@ impl FromStr for TaskId {
             slot: slot.parse().ok().and_then(Slot::new).ok_or(BadTaskId)?,
             number: number.parse().ok().filter(|n| *n > 0).ok_or(BadTaskId)?,
         };
-        if id.to_string() == text { Ok(id) } else { Err(BadTaskId) }
+        if id.to_string() == text {
+            Ok(id)
+        } else {
+            Err(BadTaskId)
+        }
     }
 }
 
@@ -187,10 +191,27 @@ mod tests {
 
     #[test]
     fn an_id_has_one_spelling() {
-        let id = TaskId { slot: Slot::new(163).unwrap(), number: 42 };
+        let id = TaskId {
+            slot: Slot::new(163).unwrap(),
+            number: 42,
+        };
         assert_eq!(id.to_string(), "163-42");
         assert_eq!("163-42".parse(), Ok(id));
-        for bad in ["", "-", "163", "163-", "-42", "0163-42", "163-042", "163-+42", "163--42", "4096-1", "163-0", "163-9223372036854775808", " 163-42"] {
+        for bad in [
+            "",
+            "-",
+            "163",
+            "163-",
+            "-42",
+            "0163-42",
+            "163-042",
+            "163-+42",
+            "163--42",
+            "4096-1",
+            "163-0",
+            "163-9223372036854775808",
+            " 163-42",
+        ] {
             assert_eq!(bad.parse::<TaskId>(), Err(BadTaskId), "{bad:?}");
         }
     }

@@ -38,7 +38,10 @@ impl Trust {
 
     /// A renewal succeeded. Windows only grow: a late answer to an early request changes nothing.
     pub(crate) fn extend(&self, until: Duration) {
-        self.until_ns.fetch_max(u64::try_from(until.as_nanos()).unwrap_or(u64::MAX), Ordering::AcqRel);
+        self.until_ns.fetch_max(
+            u64::try_from(until.as_nanos()).unwrap_or(u64::MAX),
+            Ordering::AcqRel,
+        );
     }
 
     /// The lease is gone: trust ends now.

@@ -3,6 +3,10 @@
 //! Every write by an owner carries its fence: the node's row, then its slots' rows, inside the same statement. An answer
 //! that lacks a row means *fenced* for it and is a normal result.
 
+mod lease;
+mod migrate;
+mod slots;
+
 use std::time::Duration;
 
 use ringmesh_ring::Incarnation;
@@ -41,10 +45,13 @@ impl From<sqlx::Error> for Error {
                 _ => Error::Refused(error),
             },
             sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => Error::Unavailable(error),
-            sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => Error::Unavailable(error),
-            sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => {
-                Error::Unknown(error)
+            sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => {
+                Error::Unavailable(error)
             }
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::WorkerCrashed => Error::Unknown(error),
             _ => Error::Refused(error),
         }
     }
@@ -67,7 +74,8 @@ pub struct Store {
     /// For claim, finish and their like: sessions that only ever take index plans, since the tables they were planned on
     /// may have been empty then.
     pub(crate) hot: PgPool,
-    pub(crate) options: PgConnectOptions,
+    /// For sessions of their own: the lease, the death notice, migrations, fencing.
+    pub(crate) direct: PgConnectOptions,
 }
 
 /// How a store connects.
@@ -96,7 +104,10 @@ impl Store {
             .application_name(&options.application)
             // A zombie frozen inside a transaction holds the locks that its fencer needs.
             .options([
-                ("idle_in_transaction_session_timeout", format!("{}ms", options.ttl.as_millis())),
+                (
+                    "idle_in_transaction_session_timeout",
+                    format!("{}ms", options.ttl.as_millis()),
+                ),
                 ("statement_timeout", "30s".to_owned()),
                 ("tcp_user_timeout", format!("{}ms", options.ttl.as_millis())),
                 ("tcp_keepalives_idle", "5".to_owned()),
@@ -121,7 +132,11 @@ impl Store {
         Ok(Store {
             pool: pool(options.connections).connect_lazy_with(connect.clone()),
             hot: pool(options.hot_connections).connect_lazy_with(hot),
-            options: connect,
+            direct: connect,
         })
     }
 }
+
+pub use lease::{Answer, FenceKind, Fencing, LeaseSession, Peer, Registration, Renewal};
+pub use migrate::{MigrateError, known as known_migration};
+pub use slots::MeshSettings;
