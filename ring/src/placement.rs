@@ -10,7 +10,7 @@
 //! slot at the first member of its walk is never pushed out by one that came there second: an overflow stays an
 //! overflow and starts no cascade, and where the bound does not bite the placement is the plain ring's.
 //!
-//! What moves in addition to the leaver's or the joiner's own slots is the overflow alone. `cargo run --release -p
+//! What moves in addition to the leaver's or the joiner's own slots is the overflow alone. `cargo run -p
 //! ringmesh-ring --example placement` prints how much that is.
 
 use std::collections::BTreeMap;
@@ -128,6 +128,28 @@ impl Placement {
             settings: *settings,
             owners: place(&ring, rooms),
             members,
+        }
+    }
+
+    /// The placement of a test that says itself where each slot belongs.
+    #[cfg(test)]
+    pub(crate) fn with_owners(owners: &BTreeMap<Slot, Incarnation>) -> Self {
+        let members: Vec<_> = owners
+            .values()
+            .map(|owner| Member::new(owner.to_string(), *owner, 1))
+            .collect();
+        let members = member::by_name(members);
+        let index = |owner| {
+            members
+                .iter()
+                .position(|member| member.incarnation == owner)
+                .map(|index| index as u32)
+        };
+        let owners = Slot::all().map(|slot| index(*owners.get(&slot)?)).collect();
+        Self {
+            settings: Settings::default(),
+            members,
+            owners,
         }
     }
 
