@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod dev;
 pub mod directory;
+pub mod gossip;
 pub mod store;
 pub mod task;
 pub mod trust;
