@@ -6,4 +6,5 @@ pub mod directory;
 pub mod gossip;
 pub mod store;
 pub mod task;
+pub mod tls;
 pub mod trust;

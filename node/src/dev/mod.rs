@@ -3,6 +3,8 @@
 //! | file | does |
 //! |---|---|
 //! | [`postgres`] | a Postgres server of its own, under a data folder |
+//! | [`mesh`] | some node processes that form a mesh, with their logs |
+//! | [`command`] | `ringmesh dev`: both of them until Ctrl-C |
 //! | `programs` | finds the Postgres programs, or fetches them |
 //! | `process` | children that end with this process, and signals |
 //!
@@ -16,10 +18,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+pub mod command;
+pub mod mesh;
 pub mod postgres;
 mod process;
 mod programs;
 
+pub use command::{DevArgs, run};
+pub use mesh::Mesh;
 pub use postgres::Postgres;
 
 /// Why a local Postgres or a local mesh could not be started, changed or stopped.
@@ -89,9 +95,21 @@ pub enum Error {
         /// The last lines of the log.
         tail: String,
     },
-    /// A program runs but was not ready in time. It has been left as it is.
+    /// A program runs but was not ready in time.
     #[error("{name} was not ready within {within:?}; the end of its log, {}:\n{tail}", log.display())]
     NotReady {
+        /// `postgres`, or the node's name.
+        name: String,
+        /// The time that was given.
+        within: Duration,
+        /// The log file.
+        log: PathBuf,
+        /// The last lines of the log.
+        tail: String,
+    },
+    /// A program did not end when it was asked to, and was killed.
+    #[error("{name} did not end within {within:?} and was killed; the end of its log, {}:\n{tail}", log.display())]
+    DidNotStop {
         /// `postgres`, or the node's name.
         name: String,
         /// The time that was given.

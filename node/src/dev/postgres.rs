@@ -201,11 +201,17 @@ impl Postgres {
         log_tail(&self.home.log(), 0)
     }
 
-    /// Whether the server ended by itself, or was killed by somebody else.
-    pub fn has_ended(&mut self) -> bool {
-        self.process
-            .as_mut()
-            .is_some_and(|process| process.try_wait().is_some())
+    /// [`Error::Ended`], with the end of its log, when the server ended by itself or was killed by somebody else.
+    pub fn ended(&mut self) -> Option<Error> {
+        let status = self.process.as_mut()?.try_wait()?;
+        let log = self.home.log();
+        let tail = log_tail(&log, 0);
+        Some(Error::Ended {
+            name: "postgres".into(),
+            status,
+            log,
+            tail,
+        })
     }
 
     /// Stops the server in order (fast shutdown: sessions are ended, open transactions rolled back) and waits for its end.
@@ -213,7 +219,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// [`Error::NotReady`] when it had to be killed because it did not end; it does not run any more in that case either.
+    /// [`Error::DidNotStop`] when it had to be killed; it does not run any more in that case either.
     pub async fn stop(&mut self) -> Result<()> {
         self.resume()?;
         let Some(mut process) = self.process.take() else {
@@ -226,7 +232,14 @@ impl Postgres {
             return Ok(());
         }
         kill_all(process).await?;
-        Err(self.not_ready(FAST_STOP, 0))
+        let log = self.home.log();
+        let tail = log_tail(&log, 0);
+        Err(Error::DidNotStop {
+            name: "postgres".into(),
+            within: FAST_STOP,
+            log,
+            tail,
+        })
     }
 
     /// Stops the server in order if it runs, then starts it again on the same port with the same settings. Also the way to

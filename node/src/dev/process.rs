@@ -24,6 +24,7 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signal {
     Kill,
+    Terminate,
     Interrupt,
     Quit,
     Stop,
@@ -34,6 +35,7 @@ impl Signal {
     fn number(self) -> libc::c_int {
         match self {
             Self::Kill => libc::SIGKILL,
+            Self::Terminate => libc::SIGTERM,
             Self::Interrupt => libc::SIGINT,
             Self::Quit => libc::SIGQUIT,
             Self::Stop => libc::SIGSTOP,

@@ -51,9 +51,11 @@ async fn debian_packages_run_from_a_folder_without_being_installed() {
     let programs = inspect(&bin).await.unwrap();
     assert!(programs.libraries.is_some());
     let dir = cache.join("server");
-    let options = crate::dev::postgres::Options {
+    // Durable, since the template of a build that goes again would stay behind.
+    let options = Options {
         dir,
-        ..crate::dev::postgres::Options::for_tests()
+        durability: Durability::Real,
+        ..Options::for_tests()
     };
     let mut server = crate::dev::Postgres::start_with(programs, options).await.unwrap();
     server.stop().await.unwrap();
