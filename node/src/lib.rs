@@ -1,9 +1,11 @@
 //! Keyed background work on a mesh of nodes over Postgres.
 
 pub mod clock;
+pub mod config;
 pub mod dev;
 pub mod directory;
 pub mod gossip;
+pub mod secret;
 pub mod store;
 pub mod task;
 pub mod tls;
