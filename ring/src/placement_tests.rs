@@ -38,6 +38,22 @@ fn golden_placement() {
     assert_eq!(placement.digest(), "01aaf66212a0b5f2");
 }
 
+/// Where the bound bites: SHA-256 over the owners' names, from an independent program.
+#[test]
+fn golden_placement_with_overflow() {
+    let placement = Placement::compute(
+        &nodes(20),
+        &Settings {
+            load_bound: Some(1.05),
+            ..Settings::default()
+        },
+    );
+    let owners: Vec<_> = Slot::all()
+        .map(|slot| placement.member(slot).unwrap().name.clone())
+        .collect();
+    assert_eq!(hex(&Sha256::digest(owners.join("\n"))[..8]), "dddb80326991b656");
+}
+
 #[test]
 fn without_members_nobody_owns_anything() {
     let idle = Member::new("idle", Incarnation(1), 0);
@@ -186,6 +202,17 @@ proptest! {
         let placement = Placement::compute(&members, &settings);
         prop_assert_eq!(&placement, &Placement::compute(&shuffled, &settings));
         prop_assert_eq!(placement.digest(), Placement::compute(&shuffled, &settings).digest());
+    }
+
+    #[test]
+    fn a_slot_walks_on_only_from_a_member_that_is_full_of_its_own(members in some_members(), bound in 1.0..1.2_f64) {
+        let settings = Settings { tokens: 32, load_bound: Some(bound), ..Settings::default() };
+        let placement = Placement::compute(&members, &settings);
+        let plain = Placement::compute(&members, &Settings { load_bound: None, ..settings });
+        for step in placement.diff(&plain) {
+            let full = step.to.unwrap();
+            prop_assert!(placement.slots_of(full).all(|slot| plain.owner(slot) == Some(full)), "{:?}", step);
+        }
     }
 
     /// Read forwards a death, backwards a join: what moves is what the leaver had, and otherwise only slots that the

@@ -13,15 +13,22 @@
 //! - [`Moving`](State::Moving): nothing runs any more, the transfer statement is on its way to Postgres.
 //! - [`InDoubt`](State::InDoubt): the answer to the transfer never came. It may have happened, or happen still.
 //!
-//! ```text
-//!                granted, read                 leaving               moving
-//!   not held ───────────────────────▶ Owned ◀─────────▶ Leaving ◀─────────────▶ Moving ──▶ InDoubt
-//!                                              stay      ▲  │       refused        │          │
-//!                                                        └──│──────────────────────│──────────┘
-//!                                                           │   refused, read at the same epoch
-//!   not held ◀── any, when Postgres shows a later grant ────┘                      │
-//!            ◀──────────────────────────── transferred ────────────────────────────┘
-//! ```
+//! | event                   | from            | to                                         |
+//! |-------------------------|-----------------|--------------------------------------------|
+//! | granted                 | any             | `Owned` under the new epoch                |
+//! | leaving                 | Owned, Leaving  | `Leaving`                                  |
+//! | stay                    | Owned, Leaving  | `Owned`                                    |
+//! | moving                  | Leaving         | `Moving`                                   |
+//! | transferred             | Moving, InDoubt | not held                                   |
+//! | refused                 | Moving, InDoubt | `Leaving`                                  |
+//! | no answer               | Moving, InDoubt | `InDoubt`                                  |
+//! | lost (stale epoch)      | any             | not held                                   |
+//! | read, an old row        | any             | as before                                  |
+//! | read, at the held epoch | any             | as before, but from `InDoubt` to `Leaving` |
+//! | read, a later epoch     | any             | `Owned` under it if mine, else not held    |
+//! | fenced                  | any             | not held, for ever                         |
+//!
+//! Everything else is an [`Error`] and changes nothing.
 //!
 //! # Invariants
 //!
