@@ -8,5 +8,6 @@ pub mod gossip;
 pub mod secret;
 pub mod store;
 pub mod task;
+pub mod telemetry;
 pub mod tls;
 pub mod trust;
