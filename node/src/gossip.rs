@@ -17,7 +17,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -172,8 +172,8 @@ pub enum Error {
     #[error("{0} is not an incarnation")]
     Incarnation(Incarnation),
     /// No randomness, or no loopback.
-    #[error("cannot prepare the gossip socket: {0}")]
-    Prepare(String),
+    #[error("cannot prepare the gossip socket")]
+    Prepare(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// chitchat's loop ended by itself; the node is deaf.
     #[error("gossip ended: {0}")]
     Ended(String),
@@ -208,7 +208,7 @@ impl Gossip {
         let channel = Channel::new(&config.secret.0, &config.cluster_id, random.0);
         let socket = SealedSocket::new(udp, channel, Arc::clone(&dropped))
             .await
-            .map_err(|error| Error::Prepare(format!("{error:#}")))?;
+            .map_err(|error| Error::Prepare(error.into()))?;
 
         let handle = spawn_chitchat(
             chitchat_config(&config, id),
@@ -216,7 +216,7 @@ impl Gossip {
             &Opener::new(socket),
         )
         .await
-        .map_err(|error| Error::Prepare(format!("{error:#}")))?;
+        .map_err(|error| Error::Prepare(error.into()))?;
         let handle = Arc::new(handle);
         let live = handle
             .with_chitchat(|chitchat| chitchat.live_nodes_watcher())
@@ -302,11 +302,10 @@ impl Gossip {
         }
     }
 
-    /// Tells the peers that this node leaves, gives that two intervals to spread, ends, and frees the port.
+    /// Tells the peers that this node leaves, gives that two intervals to spread if there is anybody, ends, and frees the port.
     pub async fn leave(self) {
-        for _ in 0..2 {
-            self.tell(key::LEFT, true).await;
-            sleep(self.interval).await;
+        if self.peers.borrow().len() > 1 {
+            self.take_leave().await;
         }
         drop(self.stop);
         let ended = self.handle.termination_watcher();
@@ -318,6 +317,13 @@ impl Gossip {
         }
         self.tasks.wait().await;
         info!(address = %self.address, "gossip left");
+    }
+
+    async fn take_leave(&self) {
+        for _ in 0..2 {
+            self.tell(key::LEFT, true).await;
+            sleep(self.interval).await;
+        }
     }
 
     /// Changes a flag and pushes it to all live peers: by rounds alone it would need several to reach everybody.
@@ -354,7 +360,7 @@ async fn bind(config: &Config) -> Result<(UdpSocket, SocketAddr), Error> {
 
 /// A session for the channel and a mark for the id.
 fn random() -> Result<([u8; 16], u16), Error> {
-    let failed = |error: getrandom::Error| Error::Prepare(error.to_string());
+    let failed = |error: getrandom::Error| Error::Prepare(error.into());
     let mut session = [0; 16];
     getrandom::fill(&mut session).map_err(failed)?;
     let mut mark = [0; 2];
@@ -496,17 +502,22 @@ fn log_changes(before: &[Peer], after: &[Peer]) {
 /// Resolves the seeds again and again. A seed that does not resolve keeps its last addresses.
 async fn resolve(seeds: Vec<String>, resolved: watch::Sender<Vec<SocketAddr>>) {
     let mut known: BTreeMap<&str, Vec<SocketAddr>> = BTreeMap::new();
+    let mut failing = BTreeSet::new();
     let mut ticks = interval(RESOLVE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         for seed in &seeds {
-            match timeout(RESOLVE_LIMIT, tokio::net::lookup_host(seed)).await {
-                Ok(Ok(addresses)) => {
-                    known.insert(seed, addresses.collect());
+            match lookup(seed).await {
+                Ok(addresses) => {
+                    failing.remove(seed.as_str());
+                    known.insert(seed, addresses);
                 }
-                Ok(Err(error)) => warn!(%seed, %error, "seed not resolved"),
-                Err(_) => warn!(%seed, "seed not resolved in time"),
+                // A stale seed may stay in a configuration for years: say it once.
+                Err(error) if failing.insert(seed.as_str()) => {
+                    warn!(%seed, %error, "seed not resolved");
+                }
+                Err(error) => debug!(%seed, %error, "seed still not resolved"),
             }
             let mut addresses: Vec<_> = known.values().flatten().copied().collect();
             addresses.sort_unstable();
@@ -518,6 +529,11 @@ async fn resolve(seeds: Vec<String>, resolved: watch::Sender<Vec<SocketAddr>>) {
             });
         }
     }
+}
+
+async fn lookup(seed: &str) -> io::Result<Vec<SocketAddr>> {
+    let addresses = timeout(RESOLVE_LIMIT, tokio::net::lookup_host(seed)).await??;
+    Ok(addresses.collect())
 }
 
 /// Speaks to addresses behind which no live member is known; chitchat itself cares for the members.

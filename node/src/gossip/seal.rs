@@ -19,9 +19,9 @@
 //! counter of the datagram that it answers and is accepted once, so a recorded one teaches nothing. Every datagram carries
 //! its sender's offer along, so a conversation costs one extra round trip at its start and none later.
 //!
-//! What remains: an attacker on the path can hold a datagram back and deliver it once within [`FRESH`], and drop
-//! what it likes; it can thus hide a death from gossip for that long. Whoever knows the secret can say anything. Neither
-//! touches ownership, which only Postgres decides.
+//! What remains: nothing is encrypted. An attacker on the path can hold a datagram back and deliver it once within [`FRESH`], under
+//! another source address too, and drop what it likes; it can thus hide a death from gossip for that long. Whoever knows the
+//! secret can say anything. None of this touches ownership, which only Postgres decides.
 //!
 //! Nothing here does IO or reads a clock.
 

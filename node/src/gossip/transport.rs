@@ -298,3 +298,52 @@ async fn connected_to(far: SocketAddr) -> anyhow::Result<UdpSocket> {
     socket.connect(far).await?;
     Ok(socket)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn socket() -> SealedSocket {
+        let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("binds");
+        let channel = Channel::new(b"secret", "mesh", [1; 16]);
+        SealedSocket::new(udp, channel, Arc::default())
+            .await
+            .expect("opens")
+    }
+
+    #[tokio::test]
+    async fn errors_about_peers_never_end_the_socket() {
+        let mut socket = socket().await;
+        for _ in 0..=FATAL_ERRORS {
+            let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+            socket.on_receive_error(refused).await.expect("goes on");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_that_stays_ends_the_socket() {
+        let mut socket = socket().await;
+        let broken = || io::Error::other("broken");
+        for _ in 1..FATAL_ERRORS {
+            socket.on_receive_error(broken()).await.expect("goes on");
+        }
+        socket.on_receive_error(broken()).await.expect_err("ends");
+    }
+
+    #[tokio::test]
+    async fn what_others_send_over_the_loopback_is_not_heard() {
+        let mut codec = Codec::open().await.expect("opens");
+        let message = || ChitchatEnvelope {
+            version: chitchat::ProtocolVersion::V1,
+            message: chitchat::ChitchatMessage::BadCluster,
+        };
+        let payload = codec.encode(message()).await.expect("encodes");
+        let intruder = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("binds");
+        let inner = codec.chitchat.local_addr().expect("bound");
+        intruder.send_to(&payload, inner).await.expect("sends");
+        let heard = timeout(Duration::from_millis(50), codec.decoded()).await;
+        assert!(heard.is_err());
+        codec.feed(&payload).await.expect("feeds");
+        assert_eq!(codec.decoded().await.expect("decodes"), message());
+    }
+}
