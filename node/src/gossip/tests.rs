@@ -116,7 +116,7 @@ async fn flags_spread() {
 }
 
 #[tokio::test]
-async fn a_killed_node_disappears_within_ten_intervals_and_slack() {
+async fn a_killed_node_disappears_within_twelve_intervals_and_slack() {
     let [a, b, c] = mesh().await;
     let died = Instant::now();
     drop(c);
@@ -126,8 +126,8 @@ async fn a_killed_node_disappears_within_ten_intervals_and_slack() {
     println!("noticed after {noticed:?}");
     // The last beat was up to an interval before the death, hence the lower bound.
     assert!(noticed > INTERVAL.mul_f64(5.0), "no flapping: {noticed:?}");
-    // Twice the stated ten intervals: these tests share two cores with others.
-    assert!(noticed < INTERVAL * 20, "{noticed:?}");
+    // Twice the stated twelve intervals: tests share their cores with each other.
+    assert!(noticed < INTERVAL * 24, "{noticed:?}");
 }
 
 #[tokio::test]
