@@ -18,7 +18,6 @@ mod transport;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,6 +39,7 @@ use self::seal::Channel;
 pub use self::seal::Reason;
 pub use self::transport::Dropped;
 use self::transport::{Opener, SealedSocket};
+use crate::secret::Secret;
 
 /// chitchat's phi is the time since the last heartbeat over the mean interval between heartbeats.
 const PHI: f64 = 8.0;
@@ -84,29 +84,12 @@ mod key {
     pub(super) const LEFT: &str = "left";
 }
 
-/// What all nodes of a mesh share to recognise each other. Never printed.
-#[derive(Clone)]
-pub struct Secret(Arc<[u8]>);
-
-impl Secret {
-    /// Takes the bytes as they are; they need not be text.
-    pub fn new(bytes: impl Into<Vec<u8>>) -> Secret {
-        Secret(bytes.into().into())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
-
 /// How a node gossips.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Nodes of another cluster are not heard.
     pub cluster_id: String,
-    /// Shared by all nodes of the cluster; not empty.
+    /// Shared by all nodes of the cluster; those with another one are not heard either.
     pub secret: Secret,
     /// The UDP address to bind; port 0 takes a free one.
     pub listen: SocketAddr,
@@ -167,9 +150,6 @@ pub enum Error {
     /// Peers cannot reach that address.
     #[error("{0} cannot be advertised for gossip; name an address at which peers reach this node")]
     Advertise(SocketAddr),
-    /// Without a secret anybody could speak.
-    #[error("the cluster secret is empty")]
-    NoSecret,
     /// Not a number that Postgres gives.
     #[error("{0} is not an incarnation")]
     Incarnation(Incarnation),
@@ -200,14 +180,11 @@ impl Gossip {
     ///
     /// If the configuration cannot work or the port cannot be had. Nothing is left running then.
     pub async fn start(config: Config, me: Me) -> Result<Gossip, Error> {
-        if config.secret.0.is_empty() {
-            return Err(Error::NoSecret);
-        }
         let (udp, address) = bind(&config).await?;
         let random = random()?;
         let id = ChitchatId::new(me.name.as_str(), generation(me.incarnation, random.1)?, address);
         let dropped = Arc::new(Dropped::default());
-        let channel = Channel::new(&config.secret.0, &config.cluster_id, random.0);
+        let channel = Channel::new(key_of(&config), random.0);
         let socket = SealedSocket::new(udp, channel, Arc::clone(&dropped))
             .await
             .map_err(|error| Error::Prepare(error.into()))?;
@@ -240,7 +217,7 @@ impl Gossip {
         };
         tasks.spawn(until(stop.clone(), greeter.run(config.interval)));
         tasks.close();
-        info!(name = %me.name, incarnation = %me.incarnation, %address, "gossip started");
+        info!(node = %me.name, incarnation = %me.incarnation, %address, "gossip started");
 
         Ok(Gossip {
             handle,
@@ -358,6 +335,12 @@ async fn bind(config: &Config) -> Result<(UdpSocket, SocketAddr), Error> {
         return Err(Error::Advertise(address));
     }
     Ok((udp, address))
+}
+
+/// One key for each cluster: the secret may be shared by several.
+fn key_of(config: &Config) -> [u8; 32] {
+    let label = format!("ringmesh gossip in {}", config.cluster_id);
+    config.secret.derive(&label)
 }
 
 /// A session for the channel and a mark for the id.
@@ -494,10 +477,10 @@ fn log_changes(before: &[Peer], after: &[Peer]) {
             .any(|other| other.name == peer.name && other.incarnation == peer.incarnation)
     };
     for peer in after.iter().filter(|peer| !is_in(before, peer)) {
-        info!(name = %peer.name, incarnation = %peer.incarnation, gossip = %peer.gossip, "member seen");
+        info!(peer = %peer.name, incarnation = %peer.incarnation, gossip = %peer.gossip, "member seen");
     }
     for peer in before.iter().filter(|peer| !is_in(after, peer)) {
-        info!(name = %peer.name, incarnation = %peer.incarnation, gossip = %peer.gossip, "member gone");
+        info!(peer = %peer.name, incarnation = %peer.incarnation, gossip = %peer.gossip, "member gone");
     }
 }
 

@@ -221,14 +221,9 @@ pub(super) struct Channel {
 
 impl Channel {
     /// `session` must be random: a session that is used twice voids what stands against replay.
-    pub(super) fn new(secret: &[u8], cluster_id: &str, session: Session) -> Channel {
-        let key = hmac(secret)
-            .chain_update(b"ringmesh gossip\0")
-            .chain_update(cluster_id.as_bytes())
-            .finalize()
-            .into_bytes();
+    pub(super) fn new(key: [u8; 32], session: Session) -> Channel {
         Channel {
-            mac: hmac(&key),
+            mac: Hmac::<Sha256>::new_from_slice(&key).expect("HMAC takes keys of any length"),
             session,
             counter: 0,
             floor: 0,
@@ -420,10 +415,6 @@ impl Channel {
     }
 }
 
-fn hmac(key: &[u8]) -> Hmac<Sha256> {
-    Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length")
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -433,7 +424,7 @@ mod tests {
     const T0: Duration = Duration::ZERO;
 
     fn channel(name: u8) -> Channel {
-        Channel::new(b"secret", "mesh", [name; SESSION])
+        Channel::new([9; 32], [name; SESSION])
     }
 
     fn address(port: u16) -> SocketAddr {
@@ -533,7 +524,7 @@ mod tests {
         let (mut a, mut b) = (channel(1), channel(2));
         let recording = meet(&mut a, &mut b, T0);
         for n in 0..SENDERS as u128 {
-            let mut other = Channel::new(b"secret", "mesh", (n + (1 << 120)).to_be_bytes());
+            let mut other = Channel::new([9; 32], (n + (1 << 120)).to_be_bytes());
             let later = Duration::from_secs(1);
             meet(&mut other, &mut b, later);
         }
@@ -585,15 +576,11 @@ mod tests {
     }
 
     #[test]
-    fn another_secret_or_cluster_is_forged_and_an_echo_is_own() {
+    fn another_key_is_forged_and_an_echo_is_own() {
         let mut b = channel(2);
-        for mut stranger in [
-            Channel::new(b"other", "mesh", [1; SESSION]),
-            Channel::new(b"secret", "other", [1; SESSION]),
-        ] {
-            let datagram = seal(&mut stranger, T0, 2);
-            assert_eq!(b.open(T0, address(1), &datagram), Opened::Dropped(Reason::Forged));
-        }
+        let mut stranger = Channel::new([8; 32], [1; SESSION]);
+        let datagram = seal(&mut stranger, T0, 2);
+        assert_eq!(b.open(T0, address(1), &datagram), Opened::Dropped(Reason::Forged));
         let echo = seal(&mut b, T0, 2);
         assert_eq!(b.open(T0, address(2), &echo), Opened::Dropped(Reason::Own));
     }

@@ -19,12 +19,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, error, warn};
 
 use super::seal::{Channel, MAX_DATAGRAM, Opened, Reason};
-
-/// Datagrams that were not delivered, or not sent, by `reason`.
-const DROPPED: &str = "ringmesh_gossip_dropped_total";
-
-/// Datagrams that the operating system refused to send. One UDP error says nothing about the next, so they only count.
-const SEND_ERRORS: &str = "ringmesh_gossip_send_errors_total";
+use crate::telemetry::{field, metric};
 
 /// How long a message may take over the loopback; it is there at once, or it was not understood.
 const CODEC_LIMIT: Duration = Duration::from_millis(200);
@@ -47,7 +42,7 @@ impl Dropped {
 
     fn add(&self, reason: Reason) {
         self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
-        metrics::counter!(DROPPED, "reason" => reason.label()).increment(1);
+        metrics::counter!(metric::DATAGRAMS_DROPPED, field::REASON => reason.label()).increment(1);
     }
 }
 
@@ -142,7 +137,7 @@ impl SealedSocket {
     async fn send_datagram(&self, to: SocketAddr, datagram: &[u8]) {
         if let Err(error) = self.udp.send_to(datagram, to).await {
             debug!(%to, %error, "gossip datagram not sent");
-            metrics::counter!(SEND_ERRORS).increment(1);
+            metrics::counter!(metric::GOSSIP_SEND_ERRORS).increment(1);
         }
     }
 
@@ -305,7 +300,7 @@ mod tests {
 
     async fn socket() -> SealedSocket {
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("binds");
-        let channel = Channel::new(b"secret", "mesh", [1; 16]);
+        let channel = Channel::new([9; 32], [1; 16]);
         SealedSocket::new(udp, channel, Arc::default())
             .await
             .expect("opens")
