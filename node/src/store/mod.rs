@@ -5,13 +5,17 @@
 
 mod lease;
 mod migrate;
+mod read;
 mod slots;
+pub(crate) mod submit;
 
 use std::time::Duration;
 
 use ringmesh_ring::Incarnation;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+pub use read::{Held, KeyStatus};
 
 /// What became of a statement that gave no answer.
 #[derive(Debug, thiserror::Error)]

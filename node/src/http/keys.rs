@@ -1,0 +1,66 @@
+//! `/v1/keys/{key}`: where a key stands.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use chrono::{DateTime, Utc};
+use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
+use serde::Serialize;
+
+use super::error::{Code, Failure};
+use super::{Context, to_its_end};
+use crate::task::TaskId;
+
+#[derive(Serialize)]
+pub(super) struct Status {
+    key: Key,
+    slot: Slot,
+    owner: Option<String>,
+    incarnation: Option<Incarnation>,
+    epoch: Epoch,
+    waiting: i64,
+    running: i64,
+    scheduled: i64,
+    held: Option<Held>,
+}
+
+#[derive(Serialize)]
+struct Held {
+    reason: String,
+    task: Option<TaskId>,
+    until: Option<DateTime<Utc>>,
+    kind: Option<String>,
+}
+
+/// The key is all that follows `/v1/keys/`, percent-decoded once; slashes may stand as they are.
+pub(super) async fn read(
+    State(context): State<Context>,
+    key: Result<Path<String>, PathRejection>,
+) -> Result<Json<Status>, Failure> {
+    let Path(key) = key.map_err(|_| Failure::new(Code::BadUtf8, "the key is not UTF-8"))?;
+    let key = Key::new(key).map_err(|error| Failure::invalid("key", error.to_string()))?;
+    let shared = Arc::clone(&context);
+    to_its_end(async move {
+        let status = shared.store.key_status(&key).await?;
+        let (incarnation, owner) = status.owner.unzip();
+        Ok(Json(Status {
+            key,
+            slot: status.slot,
+            owner,
+            incarnation,
+            epoch: status.epoch,
+            waiting: status.waiting,
+            running: status.running,
+            scheduled: status.scheduled,
+            held: status.held.map(|held| Held {
+                reason: held.reason,
+                task: held.task,
+                until: held.until,
+                kind: held.kind,
+            }),
+        }))
+    })
+    .await
+}
