@@ -1,3 +1,7 @@
 //! The binary `ringmesh`.
 
-fn main() {}
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

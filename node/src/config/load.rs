@@ -121,7 +121,7 @@ pub enum Error {
     #[error("{0} and {0}_FILE are both set; only one may be")]
     Both(String),
     /// Values that do not fit.
-    #[error("{problem} (from {from})")]
+    #[error("{problem}{}", origin(.from))]
     Rule {
         /// Which rule.
         problem: Problem,
@@ -244,6 +244,14 @@ impl Loaded {
             }
         }
         Ok(())
+    }
+}
+
+/// Where a value was set, for the end of a sentence.
+fn origin(from: &Source) -> String {
+    match from {
+        Source::Default => String::new(),
+        from => format!(" (from {from})"),
     }
 }
 

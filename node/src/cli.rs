@@ -1,0 +1,98 @@
+//! The command line: one file per command.
+//!
+//! Data goes to standard output and everything else to standard error. Exit codes: see [`failure::code`].
+
+mod cancel;
+mod client;
+mod config;
+mod drain;
+mod failure;
+mod get;
+mod health;
+mod key;
+mod mesh;
+mod migrate;
+mod options;
+mod output;
+mod slots;
+mod submit;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::Failure;
+
+const AFTER_HELP: &str = "Exit codes: 0 done; 1 failed; 2 wrong use or configuration; 3 refused by the node, or not found; \
+                          4 the node cannot be reached or cannot serve now.";
+
+/// Keyed background work on a mesh of nodes over Postgres
+#[derive(Debug, Parser)]
+#[command(name = "ringmesh", version, after_help = AFTER_HELP, subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a Postgres and a mesh on this machine, until Ctrl-C
+    Dev(ringmesh::dev::DevArgs),
+    /// Submit a task, or a file of them
+    Submit(submit::Args),
+    /// Show a task
+    Get(get::Args),
+    /// Cancel a task
+    Cancel(cancel::Args),
+    /// Show the mesh: its nodes and how many slots each owns
+    Mesh(mesh::Args),
+    /// Show the owner and the epoch of each slot
+    Slots(slots::Args),
+    /// Show where a key is and what waits for it
+    Key(key::Args),
+    /// Let a node hand all its slots on and stop
+    Drain(drain::Args),
+    /// Bring the database's schema up to date
+    Migrate(migrate::Args),
+    /// Show the configuration in effect, and where each value comes from
+    Config(config::Args),
+    /// Succeed when a node is ready: it holds all slots that the ring gives it
+    Health(health::Args),
+}
+
+/// Runs the command that the process was started with.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    if let Command::Config(args) = command {
+        return config::run(args);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::failed)?;
+    runtime.block_on(async {
+        match command {
+            Command::Dev(args) => ringmesh::dev::run(args).await.map_err(Failure::failed),
+            Command::Submit(args) => submit::run(args).await,
+            Command::Get(args) => get::run(args).await,
+            Command::Cancel(args) => cancel::run(args).await,
+            Command::Mesh(args) => mesh::run(args).await,
+            Command::Slots(args) => slots::run(args).await,
+            Command::Key(args) => key::run(args).await,
+            Command::Drain(args) => drain::run(args).await,
+            Command::Migrate(args) => migrate::run(args).await,
+            Command::Health(args) => health::run(args).await,
+            Command::Config(args) => config::run(args),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;
