@@ -8,7 +8,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::postgres::lock;
+use super::home::lock;
 use super::process::effective_uid;
 use super::{Doing, Error, Mesh, Postgres, Result, mesh, postgres};
 

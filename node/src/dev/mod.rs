@@ -5,6 +5,7 @@
 //! | [`postgres`] | a Postgres server of its own, under a data folder |
 //! | [`mesh`] | some node processes that form a mesh, with their logs |
 //! | [`command`] | `ringmesh dev`: both of them until Ctrl-C |
+//! | `home` | the server's folder: who holds it, how it is made |
 //! | `programs` | finds the Postgres programs, or fetches them |
 //! | `process` | children that end with this process, and signals |
 //!
@@ -19,6 +20,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 pub mod command;
+mod home;
 pub mod mesh;
 pub mod postgres;
 mod process;

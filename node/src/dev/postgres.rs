@@ -19,33 +19,22 @@
 //! **As root**: Postgres refuses to run as root, so it runs as `postgres`, or `nobody` where there is no such user. When
 //! that user cannot reach the folder (below `/root`, say), another one is used and named: [`Postgres::dir`].
 
-use std::fs::{File, TryLockError};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
-use tokio::io::AsyncWriteExt;
+use super::home::{Account, Home, NAME, PREDECESSOR, TEST_FOLDER};
+use super::process::{self, Process, Signal, Tied, wait_until};
+use super::programs::Programs;
+use super::{Doing, Error, Result, free_port, log_tail, tcp_is_free};
 
-use super::process::{self, Process, Signal, Tied, effective_uid, wait_until};
-use super::programs::{Programs, output, private_folder};
-use super::{Doing, Error, Result, free_port, hex, log_tail, random_hex, tcp_is_free};
-
-/// The database's user and name.
-const NAME: &str = "ringmesh";
 /// From the spawn to ready; includes crash recovery.
 const START: Duration = Duration::from_secs(60);
 /// A fast shutdown, which writes a checkpoint.
 const FAST_STOP: Duration = Duration::from_secs(30);
 /// An immediate shutdown; the server itself kills what is left after 5 s.
 const IMMEDIATE_STOP: Duration = Duration::from_secs(8);
-/// `initdb` with its syncs, on a slow disk.
-const INITIALISE: Duration = Duration::from_secs(120);
-/// How long a server of an earlier process may take to end (it does so by itself on Linux).
-const PREDECESSOR: Duration = Duration::from_secs(15);
 
 /// How a server is started.
 #[derive(Debug, Clone)]
@@ -80,7 +69,7 @@ impl Options {
     pub fn for_tests() -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let name = format!("ringmesh-test-{}-{number}", std::process::id());
+        let name = format!("{TEST_FOLDER}{}-{number}", std::process::id());
         Self {
             dir: std::env::temp_dir().join(name),
             durability: Durability::FastForTests,
@@ -121,6 +110,12 @@ impl Postgres {
     /// [`Error::PortTaken`], [`Error::Ended`] with the end of the log. On an error no server runs; the folder may have
     /// been made.
     pub async fn start(options: Options) -> Result<Self> {
+        if let Some(port) = options.port.filter(|port| !tcp_is_free(*port)) {
+            return Err(Error::PortTaken {
+                port,
+                what: "Postgres".into(),
+            });
+        }
         let dir = std::path::absolute(&options.dir).doing(|| "find the current folder".into())?;
         let account = Account::for_server()?;
         let home = Home::open(dir, account)?;
@@ -509,386 +504,6 @@ async fn kill_all(mut process: Tied) -> Result<()> {
         wait_until(Duration::from_secs(5), all_ended).await;
     }
     Ok(())
-}
-
-/// Another user to run the server as.
-#[derive(Debug, Clone, Copy)]
-struct Account {
-    uid: u32,
-    gid: u32,
-}
-
-impl Account {
-    /// None: the server runs as this process's user.
-    fn for_server() -> Result<Option<Self>> {
-        if effective_uid() != 0 {
-            return Ok(None);
-        }
-        let users = std::fs::read_to_string("/etc/passwd").doing(|| "read /etc/passwd".into())?;
-        let find = |name: &str| {
-            users.lines().find_map(|line| {
-                let mut fields = line.split(':');
-                let found = fields.next()? == name;
-                let ids = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
-                found.then_some(Self {
-                    uid: ids.0,
-                    gid: ids.1,
-                })
-            })
-        };
-        let account = find("postgres").or_else(|| find("nobody"));
-        account.map(Some).ok_or_else(|| {
-            Error::BadOption(
-                "Postgres refuses to run as root, and there is no user postgres or nobody to run it as"
-                    .into(),
-            )
-        })
-    }
-
-    /// Whether it can walk through a folder, by owner and mode.
-    fn can_enter(self, folder: &Path) -> bool {
-        let Ok(found) = std::fs::metadata(folder) else {
-            return false;
-        };
-        let bit = match () {
-            () if found.uid() == self.uid => 0o100,
-            () if found.gid() == self.gid => 0o010,
-            () => 0o001,
-        };
-        found.mode() & bit != 0
-    }
-}
-
-/// The folder of one server, held by this process.
-#[derive(Debug)]
-struct Home {
-    dir: PathBuf,
-    account: Option<Account>,
-    /// Locked until it is dropped.
-    lock: File,
-}
-
-impl Home {
-    fn open(wanted: PathBuf, account: Option<Account>) -> Result<Self> {
-        let dir = match account {
-            Some(account) => reachable(wanted, account)?,
-            None => {
-                std::fs::create_dir_all(&wanted).doing(|| format!("create {}", wanted.display()))?;
-                wanted
-            }
-        };
-        let mut entries = std::fs::read_dir(&dir).doing(|| format!("read {}", dir.display()))?;
-        if entries.next().is_some() && !dir.join("lock").exists() {
-            return Err(Error::NotOurs { dir });
-        }
-        let lock = lock(&dir)?;
-        if account.is_some() {
-            std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o711))
-                .doing(|| format!("change the mode of {}", dir.display()))?;
-        }
-        Ok(Self { dir, account, lock })
-    }
-
-    fn data(&self) -> PathBuf {
-        self.dir.join("data")
-    }
-
-    fn password(&self) -> PathBuf {
-        self.dir.join("password")
-    }
-
-    fn port(&self) -> PathBuf {
-        self.dir.join("port")
-    }
-
-    fn log(&self) -> PathBuf {
-        self.dir.join("postgres.log")
-    }
-
-    /// The major version that made the data folder; None: there is none yet.
-    fn made_by(&self) -> Result<Option<u32>> {
-        let path = self.data().join("PG_VERSION");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse().map(Some).map_err(|_| Error::NotOurs {
-                dir: self.dir.clone(),
-            }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).doing(|| format!("read {}", path.display())),
-        }
-    }
-
-    /// A command for the server's user, in a folder that this user can enter.
-    fn command(&self, programs: &Programs, program: &str) -> Command {
-        let mut command = Command::new(programs.path(program));
-        command.current_dir(&self.dir).envs(programs.environment());
-        if let Some(account) = self.account {
-            command.uid(account.uid).gid(account.gid);
-        }
-        command
-    }
-
-    /// Gives a path to the server's user.
-    fn hand_over(&self, path: &Path) -> Result<()> {
-        let Some(Account { uid, gid }) = self.account else {
-            return Ok(());
-        };
-        std::os::unix::fs::chown(path, Some(uid), Some(gid))
-            .doing(|| format!("change the owner of {}", path.display()))
-    }
-
-    /// Waits for the end of a server that an earlier process left in this folder, and clears away a pid file that names
-    /// somebody else's process. Never ends a server itself: this process did not start it.
-    async fn await_predecessor(&self) -> Result<()> {
-        let path = self.data().join("postmaster.pid");
-        let Ok(text) = std::fs::read_to_string(&path) else {
-            return Ok(());
-        };
-        let Some(pid) = text
-            .lines()
-            .next()
-            .and_then(|line| line.trim().parse::<u32>().ok())
-        else {
-            return Ok(());
-        };
-        if !process::exists(pid) {
-            // Postgres itself knows how to start over a stale file.
-            return Ok(());
-        }
-        let folder_of = |pid| std::fs::read_link(format!("/proc/{pid}/cwd"));
-        if let (Ok(theirs), Ok(ours)) = (folder_of(pid), self.data().canonicalize())
-            && theirs != ours
-        {
-            // The pid belongs to another process by now. The file goes, because Postgres would take that one for a server.
-            return std::fs::remove_file(&path).doing(|| format!("remove {}", path.display()));
-        }
-        if wait_until(PREDECESSOR, || !process::exists(pid)).await {
-            return Ok(());
-        }
-        let by = format!(
-            "a Postgres server, process {pid}, that this command did not start; to stop it: kill -INT {pid}"
-        );
-        Err(Error::InUse {
-            dir: self.dir.clone(),
-            by,
-        })
-    }
-
-    /// Makes the data folder under another name and renames it at the end: an interrupted one is never taken for whole.
-    async fn initialise(&self, programs: &Programs, synced: bool) -> Result<()> {
-        let password = self.password();
-        write_secret(&password, &random_hex::<24>()?)?;
-        self.hand_over(&password)?;
-        let unfinished = self.dir.join("data.unfinished");
-        let mut failure = None;
-        for locale in ["C.UTF-8", "C"] {
-            remove_dir_all(&unfinished)?;
-            std::fs::create_dir(&unfinished).doing(|| format!("create {}", unfinished.display()))?;
-            std::fs::set_permissions(&unfinished, PermissionsExt::from_mode(0o700))
-                .doing(|| format!("change the mode of {}", unfinished.display()))?;
-            self.hand_over(&unfinished)?;
-            let mut initdb = self.command(programs, "initdb");
-            initdb
-                .arg("-D")
-                .arg(&unfinished)
-                .args(["-U", NAME, "-E", "UTF8", "-A", "scram-sha-256"]);
-            initdb
-                .arg(format!("--locale={locale}"))
-                .arg("--pwfile")
-                .arg(&password);
-            if !synced {
-                initdb.arg("--no-sync");
-            }
-            match output(initdb.into(), INITIALISE).await {
-                Ok(_) => {
-                    self.create_database(programs, &unfinished).await?;
-                    let data = self.data();
-                    return std::fs::rename(&unfinished, &data)
-                        .doing(|| format!("create {}", data.display()));
-                }
-                // Some systems have no C.UTF-8.
-                Err(output) => failure = failure.or(Some(output)),
-            }
-        }
-        remove_dir_all(&unfinished)?;
-        Err(Error::Program {
-            program: "initdb".into(),
-            output: failure.unwrap_or_default(),
-        })
-    }
-
-    async fn create_database(&self, programs: &Programs, data: &Path) -> Result<()> {
-        let mut single = tokio::process::Command::from(self.command(programs, "postgres"));
-        single.args(["--single", "-D"]).arg(data).args([
-            "-c",
-            "exit_on_error=on",
-            "-c",
-            "log_min_messages=error",
-        ]);
-        single
-            .arg("postgres")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        single.process_group(0).kill_on_drop(true);
-        let failed = |output: String| Error::Program {
-            program: "postgres --single".into(),
-            output,
-        };
-        let run = async {
-            let mut child = single.spawn()?;
-            if let Some(mut stdin) = child.stdin.take() {
-                stdin
-                    .write_all(format!("CREATE DATABASE {NAME}\n").as_bytes())
-                    .await?;
-            }
-            child.wait_with_output().await
-        };
-        let output = match tokio::time::timeout(INITIALISE, run).await {
-            Ok(output) => output.doing(|| "run postgres --single".into())?,
-            Err(_) => return Err(failed(format!("took longer than {INITIALISE:?}"))),
-        };
-        let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.success() && !said.contains("ERROR:") && !said.contains("FATAL:") {
-            return Ok(());
-        }
-        Err(failed(format!("{}: {}", output.status, said.trim())))
-    }
-
-    /// Copies the data folder from a template that the first test on this machine makes, for each build of Postgres.
-    async fn copy_template(&self, programs: &Programs) -> Result<()> {
-        let build = format!(
-            "1 {} {} {:?}",
-            programs.version,
-            programs.bin.display(),
-            self.account
-        );
-        let key = &hex(&Sha256::digest(build))[..12];
-        let folder = std::env::temp_dir().join(format!("ringmesh-{}-template-{key}", effective_uid()));
-        private_folder(&folder)?;
-        // One process makes it, the others wait for that.
-        let deadline = Instant::now() + INITIALISE;
-        let template = loop {
-            match lock(&folder) {
-                Ok(lock) => {
-                    break Self {
-                        dir: folder,
-                        account: self.account,
-                        lock,
-                    };
-                }
-                Err(Error::InUse { .. }) if Instant::now() < deadline => {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-                Err(error) => return Err(error),
-            }
-        };
-        if template.made_by()?.is_none() {
-            template.initialise(programs, false).await?;
-        }
-        let unfinished = self.dir.join("data.unfinished");
-        remove_dir_all(&unfinished)?;
-        for (from, to) in [
-            (template.password(), self.password()),
-            (template.data(), unfinished.clone()),
-        ] {
-            let mut copy = tokio::process::Command::new("cp");
-            copy.arg("-a").arg(from).arg(to);
-            let copied = output(copy, INITIALISE).await;
-            copied.map_err(|output| Error::Program {
-                program: "cp".into(),
-                output,
-            })?;
-        }
-        let data = self.data();
-        std::fs::rename(&unfinished, &data).doing(|| format!("create {}", data.display()))
-    }
-
-    /// Removes what a start has made, and the folder if nothing else is in it.
-    fn remove(&self) {
-        for folder in [self.data(), self.dir.join("data.unfinished")] {
-            let _ = std::fs::remove_dir_all(folder);
-        }
-        for file in [self.password(), self.port(), self.log(), self.dir.join("lock")] {
-            let _ = std::fs::remove_file(file);
-        }
-        let _ = std::fs::remove_dir(&self.dir);
-        let _ = self.lock.unlock();
-    }
-}
-
-/// Takes the folder's lock file for this process.
-///
-/// # Errors
-///
-/// [`Error::InUse`] when another process, or another value in this one, has it.
-pub(super) fn lock(dir: &Path) -> Result<File> {
-    let path = dir.join("lock");
-    let file = File::options().read(true).append(true).create(true).open(&path);
-    let mut file = file.doing(|| format!("open {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let holder = std::fs::read_to_string(&path).unwrap_or_default();
-            let by = format!("process {}", holder.trim());
-            return Err(Error::InUse {
-                dir: dir.to_owned(),
-                by,
-            });
-        }
-        Err(TryLockError::Error(error)) => return Err(error).doing(|| format!("lock {}", path.display())),
-    }
-    let written = file
-        .set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()));
-    written.doing(|| format!("write {}", path.display()))?;
-    Ok(file)
-}
-
-/// Makes `wanted` if the server's user could reach it, else a folder in `/var/tmp` whose name follows from it, so that the next
-/// start finds the same data.
-fn reachable(wanted: PathBuf, account: Account) -> Result<PathBuf> {
-    let existing = wanted
-        .ancestors()
-        .skip(1)
-        .find(|folder| folder.exists())
-        .unwrap_or(Path::new("/"));
-    let existing = existing
-        .canonicalize()
-        .doing(|| format!("read {}", existing.display()))?;
-    if existing.ancestors().all(|folder| account.can_enter(folder)) {
-        let missing: Vec<&Path> = wanted.ancestors().take_while(|folder| !folder.exists()).collect();
-        for folder in missing.into_iter().rev() {
-            std::fs::create_dir(folder).doing(|| format!("create {}", folder.display()))?;
-            std::fs::set_permissions(folder, PermissionsExt::from_mode(0o711))
-                .doing(|| format!("change the mode of {}", folder.display()))?;
-        }
-        return Ok(wanted);
-    }
-    let base = private_folder(&Path::new("/var/tmp").join(format!("ringmesh-{}", effective_uid())))?;
-    let name = &hex(&Sha256::digest(wanted.as_os_str().as_encoded_bytes()))[..12];
-    let used = private_folder(&base.join(format!("postgres-{name}")))?;
-    tracing::warn!(wanted = %wanted.display(), used = %used.display(), "the server's user cannot reach the folder");
-    Ok(used)
-}
-
-fn remove_dir_all(path: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).doing(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn write_secret(path: &Path, secret: &str) -> Result<()> {
-    let _ = std::fs::remove_file(path);
-    let file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    let written = file.and_then(|mut file| writeln!(file, "{secret}"));
-    written.doing(|| format!("write {}", path.display()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use super::*;
+use crate::dev::process::effective_uid;
+use crate::dev::programs::output;
 
 async fn psql(server: &Postgres, sql: &str) -> Result<String, String> {
     let mut psql = tokio::process::Command::new(server.programs.path("psql"));
@@ -137,6 +140,43 @@ async fn kept_folder_serves_the_next_start_on_the_same_url() {
     .unwrap();
     assert_eq!(second.url(), url);
     assert_eq!(psql(&second, "select x from t").await.unwrap(), "7");
+}
+
+#[tokio::test]
+async fn server_that_another_process_started_is_waited_for_and_never_ended() {
+    let server = Postgres::start(Options::for_tests()).await.unwrap();
+    let family = family(&server);
+    let mut stopped = std::mem::ManuallyDrop::new(server);
+    // As a process that was killed leaves it: the server runs, nobody holds the folder.
+    stopped.home.lock.unlock().unwrap();
+    let dir = stopped.dir().to_owned();
+    let next = Postgres::start(Options {
+        dir,
+        ..Options::for_tests()
+    });
+    let (next, ended) = tokio::join!(next, async {
+        let early = wait_until(Duration::from_millis(300), || !family[0].runs()).await;
+        stopped
+            .process
+            .as_mut()
+            .unwrap()
+            .signal(Signal::Interrupt)
+            .unwrap();
+        stopped.process.as_mut().unwrap().wait(FAST_STOP).await;
+        early
+    });
+    assert!(!ended);
+    assert_eq!(psql(&next.unwrap(), "select 1").await.unwrap(), "1");
+}
+
+#[tokio::test]
+async fn folders_of_ended_test_processes_are_swept() {
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let left = std::env::temp_dir().join(format!("{TEST_FOLDER}{}-0", ended.id()));
+    std::fs::create_dir_all(left.join("data")).unwrap();
+    let server = Postgres::start(Options::for_tests()).await.unwrap();
+    assert!(!left.exists() && server.dir().exists());
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //!
 //! In this order: `RINGMESH_PG_BIN`; `pg_config --bindir`; the folders that packages use, newest first; `PATH`; what an
 //! earlier start fetched; then two downloads into a cache folder of the user's own, without any change to the system:
-//! the packages of a Debian-like machine, or the archives of the crate `postgresql_embedded`.
+//! the archives of the crate `postgresql_embedded`, or the packages of a Debian-like machine.
 //! `RINGMESH_PG_BIN` is an answer, not a hint: when it does not fit, nothing else is tried.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -59,19 +59,22 @@ impl Programs {
             }
         }
         let cache = cache_folder()?;
-        tracing::info!(cache = %cache.display(), "no Postgres on this machine, fetching one");
-        for (origin, fetched) in [
-            ("apt-get download", debian::fetch(&cache, wanted).await),
-            ("postgresql_embedded", embedded(&cache, wanted).await),
-        ] {
-            match fetched {
-                Ok(bin) => {
-                    if let Some(programs) = search.check(origin, &bin).await {
-                        return Ok(programs);
-                    }
+        tracing::warn!(cache = %cache.display(), "no Postgres on this machine, fetching one");
+        match embedded(&cache, wanted).await {
+            Ok(bin) => {
+                if let Some(programs) = search.check("postgresql_embedded", &bin).await {
+                    return Ok(programs);
                 }
-                Err(reason) => search.tried.push(format!("{origin}: {reason}")),
             }
+            Err(reason) => search.tried.push(format!("postgresql_embedded: {reason}")),
+        }
+        match debian::fetch(&cache, wanted).await {
+            Ok(bin) => {
+                if let Some(programs) = search.check("apt-get download", &bin).await {
+                    return Ok(programs);
+                }
+            }
+            Err(reason) => search.tried.push(format!("apt-get download: {reason}")),
         }
         Err(search.error(dir))
     }
