@@ -179,7 +179,7 @@ options! {
     /// repetitions safe and grows a table; shorter does the opposite.
     idempotency_window: Duration = Duration::from_secs(24 * 3600);
     /// The most HTTP connections at once. More serve more clients and take memory and file descriptors; beyond the
-    /// limit, new ones wait.
+    /// limit, new ones are answered 503.
     max_connections: u32 = 4096;
     /// Whether the built-in kinds for trying things out (`echo`, `sleep`, …) are handled by this node.
     builtin_kinds: bool = true;

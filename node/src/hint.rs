@@ -174,7 +174,7 @@ impl Hints {
         cluster_secret: &Secret,
         waits: Waits,
     ) -> Result<Self, reqwest::Error> {
-        let client = reqwest::Client::builder()
+        let client = crate::tls::http_client()
             .connect_timeout(CONNECT_WITHIN)
             .timeout(ANSWER_WITHIN)
             .pool_idle_timeout(KEEP_IDLE)

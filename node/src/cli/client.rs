@@ -60,12 +60,15 @@ impl ClientArgs {
             return Err(Failure::usage(anyhow::anyhow!("{base:?} is no http URL"))
                 .help("give a node's address, as http://127.0.0.1:7101"));
         }
-        let http = ringmesh::tls::http_client()
+        let mut http = ringmesh::tls::http_client()
             .connect_timeout(CONNECT_WITHIN)
             .redirect(reqwest::redirect::Policy::none())
-            .user_agent(concat!("ringmesh/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(Failure::failed)?;
+            .user_agent(concat!("ringmesh/", env!("CARGO_PKG_VERSION")));
+        // No proxy leads back to this host.
+        if url.host_str().is_some_and(is_this_host) {
+            http = http.no_proxy();
+        }
+        let http = http.build().map_err(Failure::failed)?;
         let token = self
             .token
             .as_ref()
@@ -78,6 +81,11 @@ impl ClientArgs {
             patience: PATIENCE,
         })
     }
+}
+
+fn is_this_host(host: &str) -> bool {
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// A client of one node.

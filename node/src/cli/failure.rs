@@ -49,11 +49,6 @@ impl Failure {
         self
     }
 
-    #[cfg(test)]
-    pub(crate) fn code(&self) -> u8 {
-        self.code
-    }
-
     /// Prints it to standard error. A reader of standard output that went away is no failure worth a word.
     pub(crate) fn report(&self) -> ExitCode {
         let closed = |cause: &(dyn Error + 'static)| {
