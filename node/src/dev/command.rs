@@ -12,6 +12,8 @@ use super::home::lock;
 use super::process::effective_uid;
 use super::{Doing, Error, Mesh, Postgres, Result, mesh, postgres};
 
+/// Where the client commands look for a node by default.
+const DEFAULT_URL: &str = "http://127.0.0.1:7101";
 /// How long the nodes may drain.
 const DRAIN: Duration = Duration::from_secs(20);
 /// How often the processes are looked at while all is well.
@@ -221,14 +223,21 @@ fn say(server: Option<&Postgres>, mesh: &Mesh) -> std::io::Result<()> {
     let (Some(first), Some(last)) = (mesh.nodes().first(), mesh.nodes().last()) else {
         return Ok(());
     };
-    let task = r#"{"kind":"echo","key":"tenant-1","payload":{"hello":"mesh"}}"#;
+    // The client commands talk to the default port unless told otherwise.
+    let url = match first.url() {
+        DEFAULT_URL => String::new(),
+        url => format!(" --url {url}"),
+    };
     writeln!(
         stdout,
-        " submit    curl -H 'content-type: application/json' -d '{task}' {}/v1/tasks",
-        first.url()
+        " submit    ringmesh submit{url} echo tenant-1 '{{\"hello\":\"mesh\"}}'"
     )?;
-    let logs = first.log().with_file_name("*.log");
-    writeln!(stdout, " watch     tail -f {}", shown(&logs))?;
+    writeln!(stdout, " watch     ringmesh mesh --watch{url}")?;
+    writeln!(
+        stdout,
+        " logs      tail -f {}",
+        shown(&first.log().with_file_name("*.log"))
+    )?;
     if let (Some(pid), true) = (last.pid(), mesh.nodes().len() > 1) {
         writeln!(stdout, " break     kill -9 {pid}")?;
     }
