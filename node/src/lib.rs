@@ -1,13 +1,19 @@
 //! Keyed background work on a mesh of nodes over Postgres.
 
+pub mod builtin;
+pub mod cache;
 pub mod clock;
 pub mod config;
+pub mod context;
 pub mod dev;
 pub mod directory;
+pub mod dispatch;
 pub mod gossip;
+pub mod handler;
 pub mod hint;
 pub mod http;
 pub mod json;
+pub mod run;
 pub mod secret;
 pub mod store;
 pub mod submit;
@@ -15,4 +21,8 @@ pub mod task;
 pub mod telemetry;
 pub mod tls;
 pub mod trust;
+mod upkeep;
 pub mod wait;
+
+/// The database library of a handler's own transaction, at the version that this crate uses.
+pub use ::sqlx;

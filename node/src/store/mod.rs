@@ -3,11 +3,13 @@
 //! Every write by an owner carries its fence: the node's row, then its slots' rows, inside the same statement. An answer
 //! that lacks a row means *fenced* for it and is a normal result.
 
+mod claims;
 mod lease;
 mod migrate;
 mod read;
 mod slots;
 pub(crate) mod submit;
+mod transaction;
 
 use std::time::Duration;
 
@@ -141,6 +143,9 @@ impl Store {
     }
 }
 
+pub use claims::{ClaimAnswer, Finish, Holds, Horizon, Probe, Probed, ReadBack, Retry, Token};
 pub use lease::{Answer, FenceKind, Fencing, LeaseSession, Peer, Registration, Renewal};
 pub use migrate::{MigrateError, known as known_migration};
 pub use slots::MeshSettings;
+pub(crate) use transaction::TransactionCell;
+pub use transaction::{Commit, Transaction, TransactionError};

@@ -2,6 +2,8 @@
 -- $1 incarnation, $2 boot; per slot: $3 slot, $4 epoch, $5 start of the probe, $6 how many at most.
 -- Fence: the node row, then the slot rows with owner and epoch. The target repeats epoch and attempt: a claim that waited
 -- for a row re-checks only the target's own conditions. Index: task_due. The order of the answer is not promised.
+-- Each slot that is ours also has a row with id 0: how many tasks its probe picked (as attempt), and whether it has held keys
+-- (as head). What was picked may have been cancelled since; only the number picked tells whether the probe saw all.
 with fence as materialized (
     select from ringmesh.node
     where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
@@ -15,7 +17,7 @@ with fence as materialized (
     for share of s
 ), picked as materialized (
     select live.slot, live.epoch, due.*
-    from live cross join lateral (
+    from live left join lateral (
         select t.id, t.attempt, t.epoch as lost_epoch, t.trial,
                exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key) as head
         from ringmesh.task t
@@ -23,15 +25,25 @@ with fence as materialized (
           and not exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key and h.task <> t.id)
         order by t.id
         limit live.room
-    ) due
+    ) due on true
+), claimed as (
+    update ringmesh.task t
+    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
+        crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
+    from picked p
+    where t.slot = p.slot and t.id = p.id and t.wait is null
+      and t.epoch is distinct from p.epoch and t.attempt = p.attempt
+    returning t.slot, t.id, t.attempt, t.epoch, t.key, t.kind,
+        case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
+        t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
+        p.lost_epoch is not null as lost, p.head as head, t.created_at
 )
-update ringmesh.task t
-set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
-    crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
+select slot as "slot!", id as "id!", attempt as "attempt!", epoch as "epoch!", key as "key!", kind as "kind!", payload,
+    priority as "priority!", failures as "failures!", crashes as "crashes!", trial as "trial!", max_attempts as "max_attempts!",
+    timeout_ms as "timeout_ms!", waiter, lost as "lost!", head as "head!", created_at as "created_at!"
+from claimed
+union all
+select slot, 0, count(id)::integer, epoch, '', '', null, 0::smallint, 0, 0, 0::smallint, 0, 0, null, false,
+       exists (select from ringmesh.held_key h where h.slot = p.slot), to_timestamp(0)
 from picked p
-where t.slot = p.slot and t.id = p.id and t.wait is null
-  and t.epoch is distinct from p.epoch and t.attempt = p.attempt
-returning t.slot, t.id, t.attempt, t.epoch as "epoch!", t.key, t.kind,
-    case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
-    t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
-    p.lost_epoch is not null as "lost!", p.head as "head!", t.created_at
+group by slot, epoch

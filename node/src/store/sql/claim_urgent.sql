@@ -1,5 +1,6 @@
 -- Claims due tasks with a priority, each with the due tasks of its key before it: priority orders between keys only.
--- As claim.sql, but for the probe. Index: task_urgent, then task_due from the start of the slot's probe.
+-- As claim.sql, but for the probe, and a row with id 0 stands only for slots that have such tasks.
+-- Index: task_urgent, then task_due from the start of the slot's probe.
 with fence as materialized (
     select from ringmesh.node
     where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
@@ -34,14 +35,24 @@ with fence as materialized (
         order by t.id
         limit 32
     ) due
+), claimed as (
+    update ringmesh.task t
+    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
+        crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
+    from picked p
+    where t.slot = p.slot and t.id = p.id and t.wait is null
+      and t.epoch is distinct from p.epoch and t.attempt = p.attempt
+    returning t.slot, t.id, t.attempt, t.epoch, t.key, t.kind,
+        case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
+        t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
+        p.lost_epoch is not null as lost, p.head as head, t.created_at
 )
-update ringmesh.task t
-set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
-    crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
+select slot as "slot!", id as "id!", attempt as "attempt!", epoch as "epoch!", key as "key!", kind as "kind!", payload,
+    priority as "priority!", failures as "failures!", crashes as "crashes!", trial as "trial!", max_attempts as "max_attempts!",
+    timeout_ms as "timeout_ms!", waiter, lost as "lost!", head as "head!", created_at as "created_at!"
+from claimed
+union all
+select slot, 0, count(id)::integer, epoch, '', '', null, 0::smallint, 0, 0, 0::smallint, 0, 0, null, false,
+       exists (select from ringmesh.held_key h where h.slot = p.slot), to_timestamp(0)
 from picked p
-where t.slot = p.slot and t.id = p.id and t.wait is null
-  and t.epoch is distinct from p.epoch and t.attempt = p.attempt
-returning t.slot, t.id, t.attempt, t.epoch as "epoch!", t.key, t.kind,
-    case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
-    t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
-    p.lost_epoch is not null as "lost!", p.head as "head!", t.created_at
+group by slot, epoch

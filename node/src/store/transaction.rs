@@ -1,0 +1,246 @@
+//! A task's own transaction: what its handler writes commits with the task's completion, or not at all.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::pool::PoolConnection;
+use sqlx::{PgConnection, Postgres};
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::claims::finish_on;
+use super::{Error, Finish, Me, Store};
+
+/// What became of a transaction that was to end its task.
+#[derive(Debug)]
+pub enum Commit {
+    /// Task and effects are committed.
+    Done,
+    /// Nothing was committed: the run was fenced, or the task has ended, or the lease was over.
+    Fenced,
+}
+
+/// An open transaction that closes its connection unless it was ended in order.
+///
+/// A handler may be dropped in the middle of a query. Then the protocol is in an unknown state: the connection must not go
+/// back to the pool, and what the server still executes must be ended, since it holds locks.
+#[derive(Debug)]
+struct Open {
+    connection: Option<PoolConnection<Postgres>>,
+    store: Arc<Store>,
+    backend: Backend,
+}
+
+/// One server process; its start tells it from a later one with the same number.
+#[derive(Debug, Clone, Copy)]
+struct Backend {
+    pid: i32,
+    started: DateTime<Utc>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        drop(connection.detach());
+        terminate(&self.store, self.backend);
+    }
+}
+
+/// Ends a server process, in the background. Without Postgres there is nothing to end.
+fn terminate(store: &Store, backend: Backend) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        return;
+    };
+    let pool = store.pool.clone();
+    runtime.spawn(async move {
+        let done = sqlx::query_file!("src/store/sql/end_backend.sql", backend.pid, backend.started)
+            .fetch_all(&pool)
+            .await;
+        if let Err(error) = done {
+            tracing::warn!(pid = backend.pid, %error, "a task's transaction could not be ended");
+        }
+    });
+}
+
+/// The place of a run's transaction; empty until the handler asks for it.
+#[derive(Debug)]
+pub(crate) struct TransactionCell {
+    store: Arc<Store>,
+    /// How long the handler may leave it idle.
+    idle: Duration,
+    open: Mutex<Option<Open>>,
+    backend: OnceLock<Backend>,
+    ended: AtomicBool,
+}
+
+/// A task's transaction in the handler's hands. See [`Context::transaction`](crate::context::Context::transaction).
+#[derive(Debug)]
+pub struct Transaction<'a>(MutexGuard<'a, Option<Open>>);
+
+impl Deref for Transaction<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.0
+            .as_ref()
+            .and_then(|open| open.connection.as_deref())
+            .expect("an open transaction has a connection")
+    }
+}
+
+impl DerefMut for Transaction<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.0
+            .as_mut()
+            .and_then(|open| open.connection.as_deref_mut())
+            .expect("an open transaction has a connection")
+    }
+}
+
+/// Why there is no transaction.
+#[derive(Debug, thiserror::Error)]
+pub enum TransactionError {
+    /// Nothing was opened.
+    #[error("the task's transaction could not be opened")]
+    Store(#[from] Error),
+    /// The run is over.
+    #[error("the task's transaction has ended")]
+    Ended,
+}
+
+impl TransactionCell {
+    pub(crate) fn new(store: Arc<Store>, idle: Duration) -> Self {
+        TransactionCell {
+            store,
+            idle,
+            open: Mutex::default(),
+            backend: OnceLock::new(),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) async fn open(&self) -> Result<Transaction<'_>, TransactionError> {
+        let mut open = self.open.lock().await;
+        if self.ended.load(Ordering::Acquire) {
+            return Err(TransactionError::Ended);
+        }
+        if open.is_none() {
+            let connection = self.store.pool.acquire().await.map_err(Error::from)?;
+            // From here on a drop closes the connection. No backend is known yet: an idle one ends with its socket.
+            let mut new = Opening(Some(connection));
+            let backend = new.begin(self.idle).await.map_err(Error::from)?;
+            let connection = new.0.take();
+            *open = Some(Open {
+                connection,
+                store: self.store.clone(),
+                backend,
+            });
+            let _ = self.backend.set(backend);
+        }
+        Ok(Transaction(open))
+    }
+
+    /// Whether the handler opened it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.backend.get().is_some()
+    }
+
+    /// Ends the server's side, for a run that was aborted: it may be in the middle of a statement.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        if let Some(backend) = self.backend.get() {
+            terminate(&self.store, *backend);
+        }
+    }
+
+    /// Rolls back, if it was opened.
+    pub(crate) async fn rollback(&self) {
+        self.ended.store(true, Ordering::Release);
+        // Still in somebody's hands: it ends when they drop it, or by force here.
+        let Ok(mut open) = self.open.try_lock() else {
+            return self.end();
+        };
+        let Some(mut transaction) = open.take() else {
+            return;
+        };
+        let Some(connection) = transaction.connection.as_deref_mut() else {
+            return;
+        };
+        if sqlx::raw_sql("rollback").execute(connection).await.is_ok() {
+            // In order again: back to the pool, with the session's own settings (set local ended with the transaction).
+            drop(transaction.connection.take());
+        }
+    }
+
+    /// Ends the task in its transaction and commits both. The fence's locks are taken only here.
+    ///
+    /// `None`: the handler opened no transaction, or still holds it; nothing was done.
+    ///
+    /// # Errors
+    /// `Unknown`: committed or not, only a read can tell. Else nothing was committed.
+    pub(crate) async fn commit(&self, me: Me, finish: Finish) -> Option<Result<Commit, Error>> {
+        self.ended.store(true, Ordering::Release);
+        let mut open = self.open.try_lock().ok()?;
+        let mut transaction = open.take()?;
+        let connection = transaction.connection.as_deref_mut()?;
+        let done = commit_on(connection, me, finish).await;
+        match done {
+            Ok(_) => drop(transaction.connection.take()),
+            // A refused statement leaves the transaction aborted; an answer that never came leaves who knows what. The drop
+            // closes the connection either way.
+            Err(_) => drop(transaction),
+        }
+        Some(done.map_err(Error::from))
+    }
+}
+
+async fn commit_on(connection: &mut PgConnection, me: Me, finish: Finish) -> Result<Commit, Error> {
+    // A process frozen between the fence's locks and the COMMIT must not hold off its fencer.
+    sqlx::raw_sql("set local idle_in_transaction_session_timeout to default")
+        .execute(&mut *connection)
+        .await?;
+    if finish_on(connection, me, std::slice::from_ref(&finish))
+        .await?
+        .is_empty()
+    {
+        sqlx::raw_sql("rollback").execute(&mut *connection).await?;
+        return Ok(Commit::Fenced);
+    }
+    match sqlx::raw_sql("commit").execute(&mut *connection).await {
+        Ok(_) => Ok(Commit::Done),
+        // Only a refusal by the server says that nothing was committed.
+        Err(error @ sqlx::Error::Database(_)) => Err(error.into()),
+        Err(error) => Err(Error::Unknown(error)),
+    }
+}
+
+/// A connection on which a transaction is being opened; closed if that is dropped half-way.
+struct Opening(Option<PoolConnection<Postgres>>);
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(connection.detach());
+        }
+    }
+}
+
+impl Opening {
+    async fn begin(&mut self, idle: Duration) -> Result<Backend, sqlx::Error> {
+        let connection = self.0.as_deref_mut().expect("a new connection");
+        sqlx::raw_sql("begin isolation level read committed")
+            .execute(&mut *connection)
+            .await?;
+        let row = sqlx::query_file!("src/store/sql/begin_task.sql", idle.as_millis().to_string())
+            .fetch_one(&mut *connection)
+            .await?;
+        Ok(Backend {
+            pid: row.pid,
+            started: row.started,
+        })
+    }
+}

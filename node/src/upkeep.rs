@@ -1,0 +1,146 @@
+//! The upkeep of held keys and idempotency ids, by the owner of their slots.
+//!
+//! Each round works in chunks, goes on after an error (it is logged, and the next round reads the state anew), and touches
+//! only slots that this node owns. It first reads, without locks, which slots need anything at all.
+
+use std::time::Duration;
+
+use ringmesh_ring::{Epoch, Slot};
+
+use crate::store::{Error, Holds, Me, Store};
+use crate::task::TaskId;
+
+const SLOTS_PER_READ: usize = 1024;
+const SLOTS_PER_CHUNK: usize = 128;
+/// At most so many chunks of one kind per round; the next round goes on.
+const CHUNKS: usize = 8;
+
+/// What a round made claimable.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// Tasks that are due again.
+    pub(crate) tasks: Vec<TaskId>,
+    /// Slots with holds that were lifted.
+    pub(crate) lifted: Vec<Slot>,
+}
+
+/// Work that is due in this round besides the lifting of holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Round {
+    pub(crate) take_up_kinds: bool,
+    pub(crate) move_behind: bool,
+    pub(crate) forget_idempotency: Option<Duration>,
+}
+
+/// One round.
+pub(crate) async fn round(
+    store: &Store,
+    me: Me,
+    slots: &[(Slot, Epoch)],
+    kinds: &[String],
+    round: Round,
+) -> Report {
+    let mut report = Report::default();
+    for slots in slots.chunks(SLOTS_PER_READ) {
+        match store
+            .holds(&slots.iter().map(|(slot, _)| *slot).collect::<Vec<_>>())
+            .await
+        {
+            Ok(holds) => {
+                if !holds.is_empty() {
+                    keys(store, me, slots, &holds, kinds, round, &mut report).await;
+                }
+            }
+            Err(error) => warn("holds", &error),
+        }
+    }
+    if let Some(window) = round.forget_idempotency {
+        for slots in slots.chunks(SLOTS_PER_CHUNK) {
+            for _ in 0..CHUNKS {
+                match store.forget_idempotency(me, slots, window).await {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(error) => {
+                        warn("forget_idempotency", &error);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    report
+}
+
+async fn keys(
+    store: &Store,
+    me: Me,
+    slots: &[(Slot, Epoch)],
+    holds: &[Holds],
+    kinds: &[String],
+    round: Round,
+    report: &mut Report,
+) {
+    let those = |needs: fn(&Holds) -> bool| -> Vec<(Slot, Epoch)> {
+        slots
+            .iter()
+            .filter(|(slot, _)| holds.iter().any(|holds| holds.slot == *slot && needs(holds)))
+            .copied()
+            .collect()
+    };
+    let mut lifting = those(|holds| holds.lifting);
+    let orphaned = those(|holds| holds.orphaned);
+    for slots in orphaned.chunks(SLOTS_PER_CHUNK) {
+        if let Err(error) = store.lift_orphans(me, slots).await {
+            warn("lift_orphans", &error);
+        }
+    }
+    lifting.extend(orphaned);
+    lifting.sort_unstable();
+    lifting.dedup();
+    for slots in lifting.chunks(SLOTS_PER_CHUNK) {
+        for _ in 0..CHUNKS {
+            match store.lift_behind(me, slots).await {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => {
+                    warn("lift_behind", &error);
+                    break;
+                }
+            }
+        }
+        match store.lift_done(me, slots).await {
+            Ok(lifted) => report.lifted.extend(lifted),
+            Err(error) => {
+                warn("lift_done", &error);
+                // Some may be lifted.
+                report.lifted.extend(slots.iter().map(|(slot, _)| *slot));
+            }
+        }
+    }
+    if round.take_up_kinds {
+        for slots in those(|holds| holds.kind).chunks(SLOTS_PER_CHUNK) {
+            match store.take_up_kinds(me, slots, kinds).await {
+                Ok(tasks) => report.tasks.extend(tasks),
+                Err(error) => warn("take_up_kinds", &error),
+            }
+        }
+    }
+    if round.move_behind {
+        for slots in those(|holds| holds.long).chunks(SLOTS_PER_CHUNK) {
+            for _ in 0..CHUNKS {
+                match store.move_behind(me, slots).await {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(error) => {
+                        warn("move_behind", &error);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn warn(step: &'static str, error: &Error) {
+    tracing::warn!(step, error = %crate::dispatch::chain(error), "a step of upkeep failed, the next round goes on");
+}
