@@ -181,8 +181,11 @@ options! {
     /// The most HTTP connections at once. More serve more clients and take memory and file descriptors; beyond the
     /// limit, new ones are answered 503.
     max_connections: u32 = 4096;
-    /// Whether the built-in kinds for trying things out (`echo`, `sleep`, …) are handled by this node.
+    /// Whether this node handles the built-in kinds for trying things out: `noop`, `echo`, `sleep`, `fail`.
     builtin_kinds: bool = true;
+    /// Whether this node also handles the built-in kinds that do harm on purpose, for tests of faults: `panic`,
+    /// `abort`, `spin`, `stubborn`. Whoever may submit tasks can then end the node.
+    fault_kinds: bool = false;
     /// How log lines on standard error look: `text` for people, `json` for machines. What is logged is chosen by
     /// `RINGMESH_LOG`.
     log_format: LogFormat = LogFormat::Text;

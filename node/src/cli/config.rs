@@ -108,6 +108,7 @@ retention           7days                     default
 idempotency_window  1day                      default
 max_connections     4096                      default
 builtin_kinds       true                      default
+fault_kinds         false                     default
 log_format          text                      default";
         assert_eq!(as_text(&loaded()), expected);
     }

@@ -19,6 +19,10 @@ pub const ENVIRONMENT: &[(&str, &str)] = &[
         "Where commands reach a node's HTTP API, as `--url`.",
     ),
     (
+        "RINGMESH_DEMO",
+        "Set by `ringmesh demo` for the nodes that it starts: they handle its kind too.",
+    ),
+    (
         "RINGMESH_PG_BIN",
         "Where local commands find the programs of Postgres.",
     ),
