@@ -25,7 +25,7 @@ const TOKEN: &str = "a-token-for-this-test";
 
 /// The HTTP API of a node that never lives.
 struct Server {
-    _postgres: Postgres,
+    postgres: Postgres,
     database_url: String,
     url: String,
     directory: watch::Sender<Arc<Directory>>,
@@ -66,7 +66,7 @@ impl Server {
         let stop = CancellationToken::new();
         tokio::spawn(serve(listener, router(api), Limits::default(), stop.clone()));
         Server {
-            _postgres: postgres,
+            postgres,
             database_url,
             url,
             directory,
@@ -155,6 +155,7 @@ async fn commands_do_what_they_say() {
     refusals_have_their_own_exit_code(&server).await;
     the_mesh_and_its_slots_are_shown(&mut server).await;
     migrating_again_does_nothing(&server).await;
+    only_a_submit_that_may_be_repeated_waits_for_postgres(&mut server).await;
 }
 
 async fn a_task_is_submitted_shown_and_cancelled(server: &Server) {
@@ -370,4 +371,27 @@ async fn migrating_again_does_nothing(server: &Server) {
     )
     .await;
     assert_eq!(ran.ok(), "the schema is up to date\n");
+}
+
+async fn only_a_submit_that_may_be_repeated_waits_for_postgres(server: &mut Server) {
+    server.postgres.kill().await.unwrap();
+    let once = server.run(&["submit", "echo", "tenant-3"], "").await;
+    assert_eq!(
+        (once.code, once.err.contains("the node cannot serve now")),
+        (Some(4), true),
+        "{once:?}"
+    );
+    let mut keyed = command();
+    keyed
+        .env("RINGMESH_URL", &server.url)
+        .env("RINGMESH_TOKEN", TOKEN);
+    keyed.args(["submit", "echo", "tenant-3", "--idempotency-key", "outage"]);
+    let keyed = tokio::spawn(async move { run(&mut keyed, "").await });
+    server.postgres.restart().await.unwrap();
+    let first = keyed.await.unwrap().ok();
+    let second = server
+        .run(&["submit", "echo", "tenant-3", "--idempotency-key", "outage"], "")
+        .await
+        .ok();
+    assert_eq!(first, second);
 }
