@@ -38,6 +38,8 @@ struct Cli {
 enum Command {
     /// Start a Postgres and a mesh on this machine, until Ctrl-C
     Dev(ringmesh::dev::DevArgs),
+    /// Measure submits, drains, starts and failovers on this machine
+    Bench(ringmesh::bench::BenchArgs),
     /// Submit a task, or a file of them
     Submit(submit::Args),
     /// Show a task
@@ -80,6 +82,7 @@ fn run(command: Command) -> Result<(), Failure> {
     runtime.block_on(async {
         match command {
             Command::Dev(args) => ringmesh::dev::run(args).await.map_err(Failure::failed),
+            Command::Bench(args) => ringmesh::bench::run(args).await.map_err(Failure::failed),
             Command::Submit(args) => submit::run(args).await,
             Command::Get(args) => get::run(args).await,
             Command::Cancel(args) => cancel::run(args).await,

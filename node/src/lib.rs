@@ -1,5 +1,6 @@
 //! Keyed background work on a mesh of nodes over Postgres.
 
+pub mod bench;
 pub mod builtin;
 pub mod cache;
 pub mod clock;

@@ -3,6 +3,7 @@
 //! Every write by an owner carries its fence: the node's row, then its slots' rows, inside the same statement. An answer
 //! that lacks a row means *fenced* for it and is a normal result.
 
+pub(crate) mod bench;
 mod claims;
 mod lease;
 mod migrate;

@@ -33,7 +33,7 @@ pub(crate) enum Placed {
 const ROUNDS: usize = 3;
 
 /// Rows in one statement: bounds what Postgres must keep in memory at once.
-const CHUNK: usize = 2_000;
+pub(super) const CHUNK: usize = 2_000;
 
 impl Store {
     /// Inserts rows that carry no idempotency key, and answers with their numbers, which rise in the order of the rows.
@@ -198,7 +198,7 @@ fn index(place: i64) -> usize {
     usize::try_from(place).expect("WITH ORDINALITY counts from 1") - 1
 }
 
-async fn insert(connection: &mut PgConnection, rows: &[&Row]) -> Result<Vec<i64>, Error> {
+pub(super) async fn insert(connection: &mut PgConnection, rows: &[&Row]) -> Result<Vec<i64>, Error> {
     let columns = Columns::of(rows, false);
     let inserted = sqlx::query_file!(
         "src/store/sql/submit.sql",

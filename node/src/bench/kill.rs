@@ -1,0 +1,180 @@
+//! How long the keys of a node stand still when it is killed (SIGKILL) under a light load.
+//!
+//! For each slot of the killed node in which a task waited: from the kill, or from the submit of that task if it came later, to the
+//! first start in that slot under its new owner. The kill's time is read from the database right before the signal.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use ringmesh_ring::Slot;
+use tokio::time::sleep;
+
+use super::lab::{Database, Lab, addresses, progress, stop};
+use super::load::{self, quantile};
+use super::{BenchArgs, Doing, Error, Result, drain};
+use crate::dev::Mesh;
+use crate::store::bench::Orphan;
+
+/// Submits per second.
+pub(super) const RATE: u32 = 1_000;
+/// Keys of the load.
+pub(super) const KEYS: u64 = 4_000;
+/// Between the readiness of all nodes and the next kill: the slots are back, and the load is even.
+const REST: Duration = Duration::from_secs(3);
+/// Between two looks at the slots without an owner.
+const LOOK: Duration = Duration::from_millis(2);
+/// When a takeover has failed.
+const TAKEOVER: Duration = Duration::from_secs(60);
+
+/// In ms.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kills {
+    pub(super) gap_p50: f64,
+    pub(super) gap_p99: f64,
+    pub(super) gap_max: f64,
+    /// How many slots had tasks waiting.
+    pub(super) slots: usize,
+    /// The longest wait for a start in the slots of the other nodes meanwhile.
+    pub(super) others_max: f64,
+    /// From the send to the 201, over all the time, tries at other nodes included.
+    pub(super) submit_p99: f64,
+    pub(super) submit_max: f64,
+}
+
+/// What one kill left behind.
+struct Outage {
+    killed_at: DateTime<Utc>,
+    over_at: DateTime<Utc>,
+    orphans: Vec<Orphan>,
+}
+
+pub(super) async fn measure(lab: &Lab, args: &BenchArgs) -> Result<Kills> {
+    lab.measure(async |database| {
+        let mut mesh = database.mesh(args.nodes.into()).await?;
+        let addresses = addresses(&mesh);
+        drain::warm_up(database, &addresses, args).await?;
+        database.store.checkpoint().await.doing("write a checkpoint")?;
+
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (sent, outages) = tokio::join!(load::open(&addresses, RATE, KEYS, stopping.clone()), async {
+            let outages = kill_all(database, &mut mesh, args.kills).await;
+            stopping.store(true, Ordering::Relaxed);
+            outages
+        });
+        let (sent, outages) = (sent?, outages?);
+        database.wait_drained().await?;
+        let ended = database.store.ended_well(&sent.accepted).await;
+        let ended = ended.doing("read the archive")?;
+        if ended != sent.accepted.len() {
+            return Err(Error::Miscount {
+                what: "accepted tasks that ended well",
+                expected: sent.accepted.len(),
+                found: ended,
+            });
+        }
+        let (gaps, others_max) = gaps(database, &outages).await?;
+        stop(mesh).await?;
+        Ok(Kills {
+            gap_p50: quantile(&gaps, 0.5),
+            gap_p99: quantile(&gaps, 0.99),
+            gap_max: quantile(&gaps, 1.0),
+            slots: gaps.len(),
+            others_max,
+            submit_p99: quantile(&sent.latencies, 0.99),
+            submit_max: quantile(&sent.latencies, 1.0),
+        })
+    })
+    .await
+}
+
+async fn kill_all(database: &Database, mesh: &mut Mesh, kills: u16) -> Result<Vec<Outage>> {
+    let bar = progress("kills", kills.into());
+    let mut outages = Vec::new();
+    for number in 0..usize::from(kills) {
+        sleep(REST).await;
+        let at = number % mesh.nodes().len();
+        let outage = kill(database, mesh, at).await?;
+        // Started again only now: a restart also fences its predecessor, which would help the takeover.
+        sleep(Duration::from_secs(1)).await;
+        mesh.nodes_mut()[at].start_again().await?;
+        outages.push(outage);
+        bar.inc(1);
+    }
+    sleep(REST).await;
+    bar.finish_and_clear();
+    Ok(outages)
+}
+
+async fn kill(database: &Database, mesh: &mut Mesh, at: usize) -> Result<Outage> {
+    let store = &database.store;
+    let node = &mut mesh.nodes_mut()[at];
+    let owned = store
+        .owned_by(node.name())
+        .await
+        .doing("read the slots of a node")?
+        .ok_or(Error::Miscount {
+            what: "slots of the node to be killed",
+            expected: 1,
+            found: 0,
+        })?;
+    let killed_at = store.now().await.doing("read the database's clock")?;
+    node.kill().await?;
+
+    let begun = Instant::now();
+    let mut left: Vec<Slot> = owned.slots.iter().map(|(slot, _)| *slot).collect();
+    let mut until = std::collections::HashMap::new();
+    let mut over_at = killed_at;
+    while !left.is_empty() {
+        if begun.elapsed() > TAKEOVER {
+            return Err(Error::TooLong {
+                what: format!("{} slots of a killed node got no new owner", left.len()),
+                within: TAKEOVER,
+            });
+        }
+        let (at, still) = store
+            .still_owned(owned.owner, &left)
+            .await
+            .doing("read the slots of a killed node")?;
+        until.extend(still.iter().map(|slot| (*slot, at)));
+        (left, over_at) = (still, at);
+        sleep(LOOK).await;
+    }
+    let orphans = owned.slots.into_iter().map(|(slot, epoch)| Orphan {
+        slot,
+        epoch,
+        until: until.get(&slot).copied().unwrap_or(killed_at),
+    });
+    Ok(Outage {
+        killed_at,
+        over_at,
+        orphans: orphans.collect(),
+    })
+}
+
+/// The gaps of all slots, ascending, and the longest wait in other slots.
+async fn gaps(database: &Database, outages: &[Outage]) -> Result<(Vec<f64>, f64)> {
+    let mut gaps = Vec::new();
+    let mut others_max = f64::NAN;
+    for outage in outages {
+        let found = database.store.gaps(outage.killed_at, &outage.orphans).await;
+        gaps.extend(found.doing("read the archive")?);
+        let outside: Vec<Slot> = outage.orphans.iter().map(|orphan| orphan.slot).collect();
+        let other = database
+            .store
+            .longest_start(outage.killed_at, outage.over_at, &outside)
+            .await
+            .doing("read the archive")?;
+        others_max = others_max.max(other.unwrap_or(f64::NAN));
+    }
+    if gaps.is_empty() {
+        return Err(Error::Miscount {
+            what: "slots in which a task waited for a new owner",
+            expected: 1,
+            found: 0,
+        });
+    }
+    gaps.sort_unstable_by(f64::total_cmp);
+    Ok((gaps, others_max))
+}
