@@ -10,6 +10,8 @@ mod migrate;
 mod read;
 mod slots;
 pub(crate) mod submit;
+#[cfg(test)]
+pub(crate) mod testing;
 mod transaction;
 
 use std::time::Duration;

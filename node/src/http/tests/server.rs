@@ -1,0 +1,251 @@
+//! Slow, silent and too many connections; tokens; the stop.
+
+use std::time::Instant;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::*;
+
+async fn to_the_end(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    // A reset is an end too.
+    let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
+        .await
+        .expect("never closed");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn slow_and_silent_connections_are_closed_and_hold_up_nobody() {
+    let fresh = fresh().await;
+    let quick = Duration::from_millis(300);
+    let limits = Limits {
+        connections: 8,
+        head_within: quick,
+        body_within: quick,
+        ..Limits::default()
+    };
+    let node = start(
+        &fresh.store,
+        Setup {
+            limits,
+            ..Setup::default()
+        },
+    )
+    .await;
+    let began = Instant::now();
+
+    let mut silent = TcpStream::connect(node.address).await.unwrap();
+    let mut dribbling = TcpStream::connect(node.address).await.unwrap();
+    dribbling
+        .write_all(b"GET /v1/mesh HTTP/1.1\r\nhost: loc")
+        .await
+        .unwrap();
+    let mut slow = TcpStream::connect(node.address).await.unwrap();
+    let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
+    slow.write_all(head.as_bytes()).await.unwrap();
+
+    assert_eq!(node.get("/health/live").await.status, 200);
+    assert_eq!(to_the_end(&mut silent).await, "");
+    let cut = to_the_end(&mut dribbling).await;
+    assert!(cut.is_empty() || cut.starts_with("HTTP/1.1 408"), "{cut}");
+    let cut = to_the_end(&mut slow).await;
+    assert!(
+        cut.starts_with("HTTP/1.1 408") && cut.contains("too_slow"),
+        "{cut}"
+    );
+    assert!(began.elapsed() >= quick && began.elapsed() < PATIENCE);
+}
+
+#[tokio::test]
+async fn a_connection_too_many_is_told_so() {
+    let fresh = fresh().await;
+    let limits = Limits {
+        connections: 2,
+        ..Limits::default()
+    };
+    let node = start(
+        &fresh.store,
+        Setup {
+            limits,
+            ..Setup::default()
+        },
+    )
+    .await;
+    // A connection counts once it is served: an answer proves that.
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(node.address).await.unwrap();
+        stream
+            .write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .await
+            .unwrap();
+        assert_ne!(stream.read(&mut [0; 512]).await.unwrap(), 0);
+        open.push(stream);
+    }
+    let refused = to_the_end(&mut TcpStream::connect(node.address).await.unwrap()).await;
+    let (head, body) = refused.split_once("\r\n\r\n").unwrap();
+    assert!(
+        head.starts_with("HTTP/1.1 503") && head.contains("retry-after: 1"),
+        "{refused}"
+    );
+    assert!(
+        head.contains(&format!("content-length: {}", body.len())),
+        "{refused}"
+    );
+    assert_eq!(serde_json::from_str::<Value>(body).unwrap()["code"], "busy");
+    open.clear();
+    until("there is room again", || async {
+        node.client
+            .get(node.url("/health/live"))
+            .send()
+            .await
+            .is_ok_and(|a| a.status() == 200)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stop_lets_requests_end_and_is_held_up_by_no_idle_connection() {
+    let fresh = fresh().await;
+    let node = start(&fresh.store, Setup::default()).await;
+    // One has never sent anything, one idles after its answer.
+    let mut silent = TcpStream::connect(node.address).await.unwrap();
+    assert_eq!(node.get("/health/live").await.status, 200);
+    let body = r#"{"kind":"k","key":"a","payload":1}"#;
+    let under_way = tokio::spawn({
+        let request = node
+            .request(Method::POST, "/v1/tasks?wait=2s")
+            .header("content-type", "application/json");
+        async move { answer(request.body(body)).await }
+    });
+    until("the request is under way", || async {
+        !node.hints.waits().is_empty()
+    })
+    .await;
+    let began = Instant::now();
+    node.shutdown.cancel();
+    assert_eq!(under_way.await.unwrap().status, 201);
+    tokio::time::timeout(PATIENCE, node.served)
+        .await
+        .expect("never ended")
+        .unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(9),
+        "the idle connections held it up"
+    );
+    assert_eq!(to_the_end(&mut silent).await, "");
+    assert!(TcpStream::connect(node.address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_token_is_asked_for_everywhere_but_for_health_and_between_nodes() {
+    let fresh = fresh().await;
+    let token = "correct horse battery staple";
+    let node = start(
+        &fresh.store,
+        Setup {
+            token: Some(token),
+            ..Setup::default()
+        },
+    )
+    .await;
+    for path in [
+        "/v1/mesh",
+        "/v1/slots",
+        "/v1/tasks/1-1",
+        "/v1/keys/a",
+        "/metrics",
+        "/nowhere",
+        "/v1/tasks",
+    ] {
+        for shown in [
+            None,
+            Some("Bearer"),
+            Some("Bearer wrong"),
+            Some("Basic correct horse battery staple"),
+            Some("Bearer correct horse battery stapl"),
+        ] {
+            let mut request = node.client.get(node.url(path));
+            if let Some(shown) = shown {
+                request = request.header("authorization", shown);
+            }
+            let refused = answer(request).await;
+            assert_eq!(
+                (refused.status, refused.code()),
+                (401, "unauthorized"),
+                "{path} {shown:?}"
+            );
+            assert!(refused.headers.contains_key("www-authenticate"));
+        }
+    }
+    assert_eq!(node.get("/v1/mesh").await.status, 200);
+    assert_eq!(node.get("/metrics").await.body, "ringmesh_up 1\n");
+    assert_eq!(
+        node.get("/v1/slots").await.body.as_array().map(Vec::len),
+        Some(4_096)
+    );
+    for path in [
+        "/health/live",
+        "/health/ready",
+        "/internal/v1/alive?incarnation=1",
+    ] {
+        assert_eq!(
+            answer(node.client.get(node.url(path))).await.status,
+            200,
+            "{path}"
+        );
+    }
+    // With a token any host may be named.
+    let named = node
+        .request(Method::GET, "/v1/mesh")
+        .header("host", "mesh.example");
+    assert_eq!(answer(named).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_panic_in_a_request_is_a_500_and_no_more() {
+    let fresh = fresh().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let node = start(&fresh.store, Setup::default()).await;
+    // The route of the readiness stands in for any: its directory's sender panics nothing, so make the metrics do.
+    let mut api = api_of(&node, &fresh.store);
+    api.metrics = Box::new(|| panic!("on purpose"));
+    let served = tokio::spawn(serve(
+        listener,
+        router(api),
+        Limits::default(),
+        node.shutdown.clone(),
+    ));
+    for _ in 0..2 {
+        let failed = answer(node.client.get(format!("http://{address}/metrics"))).await;
+        assert_eq!((failed.status, failed.code()), (500, "internal"));
+    }
+    assert_eq!(
+        answer(node.client.get(format!("http://{address}/health/live")))
+            .await
+            .status,
+        200
+    );
+    node.shutdown.cancel();
+    served.await.unwrap();
+}
+
+/// A second API over a node's parts.
+fn api_of(node: &Node, store: &Store) -> Api {
+    Api {
+        name: "a".into(),
+        store: store.clone(),
+        submits: node.submits.clone(),
+        hints: node.hints.clone(),
+        directory: node.directory.subscribe(),
+        token: None,
+        life: Life::new(),
+        drain: mpsc::channel(1).0,
+        live: Box::new(|| true),
+        metrics: Box::new(String::new),
+        limits: Limits::default(),
+    }
+}
