@@ -1,7 +1,7 @@
-//! Clients that wait for a task's end.
+//! Clients that look at tasks, and clients that wait for a task's end.
 //!
-//! A wait is woken by the hint of the finish and looks by itself every 250 ms anyway. All that wait here are looked up in one
-//! statement.
+//! A wait is woken by the hint of the finish and looks by itself every 250 ms anyway. All looks go through one reader, one
+//! statement at a time for everybody who asked meanwhile: a crowd of clients takes one connection, not the pool.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,8 @@ use tokio::time::Instant;
 use crate::store::Store;
 use crate::task::{TaskId, View};
 
+/// How long a look may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How often a wait looks by itself.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The longest wait.
@@ -22,7 +24,12 @@ const RECENT: usize = 4_096;
 /// At most this many ids in one look.
 const AT_ONCE: usize = 1_000;
 
-/// The waiting clients of this process. Cloning shares them.
+/// A look got no answer from Postgres.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("Postgres is not available")]
+pub struct Unavailable;
+
+/// The looking and waiting clients of this process. Cloning shares them.
 #[derive(Clone, Default)]
 pub struct Waits {
     shared: Arc<Shared>,
@@ -37,7 +44,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     waiting: HashMap<TaskId, Vec<oneshot::Sender<View>>>,
-    /// To be looked at now.
+    looking: HashMap<TaskId, Vec<oneshot::Sender<Option<View>>>>,
+    /// Waited for, and to be looked at now.
     signalled: HashSet<TaskId>,
     /// Ended while nobody waited: a finish can be faster than the client's wait.
     recent: VecDeque<TaskId>,
@@ -68,7 +76,21 @@ impl Waits {
         }
     }
 
-    /// Waits for a task's end; `None` when the time is over first, or the task is unknown all along.
+    /// Reads a task as it stands; `None` if it is unknown.
+    ///
+    /// # Errors
+    /// [`Unavailable`] after 5 s at most.
+    pub async fn look(&self, id: TaskId) -> Result<Option<View>, Unavailable> {
+        let (answer, answered) = oneshot::channel();
+        self.state().looking.entry(id).or_default().push(answer);
+        self.shared.news.notify_one();
+        match tokio::time::timeout(ANSWER_WITHIN, answered).await {
+            Ok(Ok(view)) => Ok(view),
+            Ok(Err(_)) | Err(_) => Err(Unavailable),
+        }
+    }
+
+    /// Waits for a task's end; `None` when the time is over first, or the task is unknown.
     pub async fn end_of(&self, id: TaskId, at_most: Duration) -> Option<View> {
         let (answer, answered) = oneshot::channel();
         {
@@ -104,7 +126,7 @@ impl Waits {
         self.state().waiting.is_empty()
     }
 
-    /// Looks for ends, for ever. One of it per process.
+    /// Looks, for ever. One of it per process.
     pub async fn run(self, store: Store) {
         let mut look_at = Instant::now() + LOOK_EVERY;
         loop {
@@ -114,31 +136,37 @@ impl Waits {
             } else {
                 let _ = tokio::time::timeout_at(look_at, self.shared.news.notified()).await;
             }
-            let ids: Vec<TaskId> = {
+            let (ids, mut looking) = {
                 let mut state = self.state();
-                let signalled = std::mem::take(&mut state.signalled);
+                let looking = std::mem::take(&mut state.looking);
+                let mut ids = std::mem::take(&mut state.signalled);
                 if Instant::now() >= look_at {
                     look_at = Instant::now() + LOOK_EVERY;
-                    state.waiting.keys().copied().collect()
-                } else {
-                    signalled.into_iter().collect()
+                    ids.extend(state.waiting.keys());
                 }
+                ids.extend(looking.keys());
+                (Vec::from_iter(ids), looking)
             };
             for ids in ids.chunks(AT_ONCE) {
-                // Without Postgres nobody is answered; the next look tries again.
-                if let Ok(views) = store.tasks(ids).await {
-                    self.answer(views.into_iter().flatten().filter(|view| view.state.is_final()));
+                // Without Postgres a look ends, as its sender is dropped, and a wait goes on.
+                let Ok(views) = store.tasks(ids).await else {
+                    continue;
+                };
+                for (id, view) in ids.iter().zip(views) {
+                    for answer in looking.remove(id).unwrap_or_default() {
+                        let _ = answer.send(view.clone());
+                    }
+                    if let Some(view) = view.filter(|view| view.state.is_final()) {
+                        self.answer(&view);
+                    }
                 }
             }
         }
     }
 
-    fn answer(&self, views: impl Iterator<Item = View>) {
-        let mut state = self.state();
-        for view in views {
-            for answer in state.waiting.remove(&view.id).unwrap_or_default() {
-                let _ = answer.send(view.clone());
-            }
+    fn answer(&self, view: &View) {
+        for answer in self.state().waiting.remove(&view.id).unwrap_or_default() {
+            let _ = answer.send(view.clone());
         }
     }
 }

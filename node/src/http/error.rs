@@ -9,7 +9,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use crate::{json, store, submit};
+use crate::{json, store, submit, wait};
 
 /// The stable codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -184,6 +184,12 @@ impl From<store::Error> for Failure {
                 Failure::internal()
             }
         }
+    }
+}
+
+impl From<wait::Unavailable> for Failure {
+    fn from(_: wait::Unavailable) -> Self {
+        Failure::new(Code::Unavailable, "Postgres is not available")
     }
 }
 

@@ -13,7 +13,7 @@ use ringmesh_ring::Slot;
 use serde::Serialize;
 
 use super::error::{Code, Failure};
-use super::{Api, Context, body, fields, to_its_end};
+use super::{Context, body, fields, to_its_end};
 use crate::submit::Submitted;
 use crate::task::{State as TaskState, Submit, TaskId, View};
 
@@ -177,14 +177,12 @@ fn unknown() -> Failure {
 }
 
 async fn look(context: &Context, id: TaskId) -> Result<Option<View>, Failure> {
-    let shared = Arc::clone(context);
-    to_its_end(async move { Ok(shared.store.tasks(&[id]).await?.pop().flatten()) }).await
+    Ok(context.hints.waits().look(id).await?)
 }
 
 /// The task as it stands once it has ended or the time is over.
 async fn end_of(context: &Context, id: TaskId, wait: Duration) -> Result<Option<View>, Failure> {
-    let api: &Api = context;
-    match api.hints.waits().end_of(id, wait).await {
+    match context.hints.waits().end_of(id, wait).await {
         Some(view) => Ok(Some(view)),
         None => look(context, id).await,
     }

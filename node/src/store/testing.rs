@@ -15,7 +15,11 @@ pub(crate) struct Fresh {
 
 /// Starts a server, which ends with the value.
 pub(crate) async fn fresh() -> Fresh {
-    let server = Postgres::start(postgres::Options::for_tests()).await.unwrap();
+    fresh_with(postgres::Options::for_tests()).await
+}
+
+pub(crate) async fn fresh_with(options: postgres::Options) -> Fresh {
+    let server = Postgres::start(options).await.unwrap();
     let store = Store::new(&Options {
         url: server.url(),
         connections: 10,

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod nodes;
+mod rate;
 mod server;
 mod submits;
 

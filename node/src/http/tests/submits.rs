@@ -84,8 +84,10 @@ async fn one_idempotency_key_gives_one_task() {
     let body =
         json!({"kind": "k", "key": "a", "payload": {"n": 1}, "idempotency_key": "order-7", "delay": "1h"});
     let answers = futures::future::join_all((0..64).map(|_| node.submit(body.clone()))).await;
-    let ids: std::collections::BTreeSet<&str> =
-        answers.iter().map(|a| a.body["id"].as_str().unwrap()).collect();
+    let ids: std::collections::BTreeSet<&str> = answers
+        .iter()
+        .map(|a| a.body["id"].as_str().unwrap_or_else(|| panic!("{}", a.body)))
+        .collect();
     assert_eq!(ids.len(), 1);
     assert_eq!(answers.iter().filter(|a| a.status == 201).count(), 1);
     assert!(
