@@ -13,17 +13,21 @@ with fence as materialized (
     where exists (select from fence)
     order by s.slot
     for share of s
+), given as materialized (
+    -- CASE keeps this one look-up in a hash table: a join would compare all pairs.
+    select d.* from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::text[], $9::text[],
+                         $10::bigint[], $11::integer[])
+        as d (slot, id, epoch, attempt, state, result, error, run_us, failed)
+    where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 ), ended as (
     delete from ringmesh.task t
-    using live, unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::text[], $9::text[],
-                       $10::bigint[], $11::integer[])
-        as d (slot, id, epoch, attempt, state, result, error, run_us, failed)
-    where live.slot = d.slot and live.epoch = d.epoch
-      and t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+    using given d
+    where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
     returning t.slot, t.id, t.key, t.kind, t.payload, t.priority, t.attempt, t.failures + d.failed as failures, t.crashes,
               t.epoch, t.created_at, d.state, d.result, coalesce(d.error, t.error) as error, d.run_us
 ), heads as materialized (
-    select e.slot, e.key, e.id from unnest($12::integer[], $13::bigint[]) as h (slot, id) join ended e using (slot, id)
+    select e.slot, e.key, e.id from ended e
+    where case when (e.slot, e.id) in (select * from unnest($12::integer[], $13::bigint[])) then true else false end
 ), lifting as (
     update ringmesh.held_key h set task = 0, reason = 'lifting', held_until = null
     from heads where h.slot = heads.slot and h.key = heads.key and h.task = heads.id and h.behind

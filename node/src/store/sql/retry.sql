@@ -12,14 +12,18 @@ with fence as materialized (
     where exists (select from fence)
     order by s.slot
     for share of s
+), given as materialized (
+    -- CASE keeps this one look-up in a hash table: a join would compare all pairs.
+    select d.* from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::bigint[],
+                         $9::integer[], $10::text[])
+        as d (slot, id, epoch, attempt, key, delay_ms, failed, error)
+    where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 ), waiting as (
     update ringmesh.task t
     set epoch = null, wait = 'scheduled', run_at = clock_timestamp() + d.delay_ms * interval '1 millisecond',
         failures = t.failures + d.failed, error = coalesce(d.error, t.error), trial = 0
-    from live, unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::bigint[], $9::integer[],
-                      $10::text[]) as d (slot, id, epoch, attempt, key, delay_ms, failed, error)
-    where live.slot = d.slot and live.epoch = d.epoch
-      and t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+    from given d
+    where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
     returning t.slot, t.id, t.key, t.run_at
 ), held as (
     insert into ringmesh.held_key as h (slot, key, task, reason, held_until)

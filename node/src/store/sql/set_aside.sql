@@ -11,11 +11,14 @@ with fence as materialized (
     where exists (select from fence)
     order by s.slot
     for share of s
+), given as materialized (
+    -- CASE keeps this one look-up in a hash table: a join would compare all pairs.
+    select d.* from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as d (slot, id, epoch, attempt)
+    where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 ), aside as (
     update ringmesh.task t set epoch = null, wait = 'kind'
-    from live, unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as d (slot, id, epoch, attempt)
-    where live.slot = d.slot and live.epoch = d.epoch
-      and t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+    from given d
+    where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
     returning t.slot, t.id, t.key
 ), held as (
     insert into ringmesh.held_key as h (slot, key, task, reason)
