@@ -137,7 +137,8 @@ create table ringmesh.finished_task (
 
 create index finished_task_id on ringmesh.finished_task (slot, id);
 
--- Creates the day partitions from yesterday to `ahead` days from now (UTC days). Safe to call at the same time.
+-- Creates the day partitions from yesterday to `ahead` days from now (UTC days). Safe to call at the same time. A day is
+-- made apart and attached: that does not wait for readers, nor make writers wait, as `create table … partition of` does.
 create function ringmesh.create_days(ahead integer) returns integer
 language plpgsql as $$
 declare
@@ -147,16 +148,14 @@ declare
 begin
     for day in select (now() at time zone 'UTC')::date + d from generate_series(-1, ahead) d loop
         name := 'finished_task_' || to_char(day, 'YYYYMMDD');
-        if to_regclass('ringmesh.' || name) is null then
-            -- Serialises creators of the same day; held to the end of the transaction only.
-            perform pg_advisory_xact_lock(hashtextextended('ringmesh.create_days', 0));
-            if to_regclass('ringmesh.' || name) is null then
-                execute format(
-                    'create table ringmesh.%I partition of ringmesh.finished_task for values from (%L) to (%L)',
-                    name, day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
-                made := made + 1;
-            end if;
-        end if;
+        continue when to_regclass('ringmesh.' || name) is not null;
+        -- Serialises creators; held to the end of the transaction only.
+        perform pg_advisory_xact_lock(hashtextextended('ringmesh.create_days', 0));
+        continue when to_regclass('ringmesh.' || name) is not null;
+        execute format('create table ringmesh.%I (like ringmesh.finished_task including defaults including constraints)', name);
+        execute format('alter table ringmesh.finished_task attach partition ringmesh.%I for values from (%L) to (%L)',
+                       name, day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
+        made := made + 1;
     end loop;
     return made;
 end $$;

@@ -12,6 +12,7 @@ mod health;
 mod key;
 mod mesh;
 mod migrate;
+mod node;
 mod options;
 mod output;
 mod slots;
@@ -36,6 +37,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a node of the mesh
+    Node(node::Args),
     /// Start a Postgres and a mesh on this machine, until Ctrl-C
     Dev(ringmesh::dev::DevArgs),
     /// Measure submits, drains, starts and failovers on this machine
@@ -81,6 +84,7 @@ fn run(command: Command) -> Result<(), Failure> {
         .map_err(Failure::failed)?;
     runtime.block_on(async {
         match command {
+            Command::Node(args) => node::run(args).await,
             Command::Dev(args) => ringmesh::dev::run(args).await.map_err(Failure::failed),
             Command::Bench(args) => ringmesh::bench::run(args).await.map_err(Failure::failed),
             Command::Submit(args) => submit::run(args).await,

@@ -14,8 +14,16 @@ pub mod handler;
 pub mod hint;
 pub mod http;
 pub mod json;
+pub mod lease;
+pub mod life;
+pub mod members;
+pub mod mesh;
+pub mod node;
+pub mod notice;
+pub mod ownership;
 pub mod run;
 pub mod secret;
+pub mod shutdown;
 pub mod store;
 pub mod submit;
 pub mod task;
@@ -24,6 +32,10 @@ pub mod tls;
 pub mod trust;
 mod upkeep;
 pub mod wait;
+
+pub use context::Context;
+pub use handler::Failure;
+pub use mesh::{Error, Mesh};
 
 /// The database library of a handler's own transaction, at the version that this crate uses.
 pub use ::sqlx;

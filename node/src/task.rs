@@ -9,6 +9,8 @@ use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::json;
+
 /// A task's id: its slot, so that any node can find it, and its number, which orders it among the tasks of its key.
 /// Written `SLOT-NUMBER`, a string in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,6 +63,20 @@ impl<'de> Deserialize<'de> for TaskId {
     }
 }
 
+/// How many failures and crashes end a task, unless it says otherwise.
+pub const DEFAULT_ATTEMPTS: u32 = 10;
+
+/// How long one run of a task may take, unless it says otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Whether a text is a kind: 1 to 128 letters, digits, or one of `_ . : / -`.
+pub fn is_kind(text: &str) -> bool {
+    (1..=128).contains(&text.len())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.:/-".contains(&byte))
+}
+
 /// A checked submit: what the store inserts.
 #[derive(Debug, Clone)]
 pub struct Submit {
@@ -82,6 +98,44 @@ pub struct Submit {
     pub timeout: Duration,
     /// The incarnation whose client waits for the end.
     pub waiter: Option<Incarnation>,
+}
+
+impl Submit {
+    /// A task with default options, due now.
+    ///
+    /// # Errors
+    /// The kind is none, or the payload is no JSON that Postgres and every reader take alike. Nothing is written.
+    pub fn new<P: Serialize>(kind: &str, key: Key, payload: &P) -> Result<Self, BadSubmit> {
+        if !is_kind(kind) {
+            return Err(BadSubmit::Kind);
+        }
+        let text = serde_json::to_string(payload).map_err(BadSubmit::Payload)?;
+        Ok(Submit {
+            kind: kind.to_owned(),
+            key,
+            payload: json::payload(&text)?,
+            idempotency_key: None,
+            run_at: None,
+            priority: 0,
+            max_attempts: DEFAULT_ATTEMPTS,
+            timeout: DEFAULT_TIMEOUT,
+            waiter: None,
+        })
+    }
+}
+
+/// Why a submit was not even sent.
+#[derive(Debug, thiserror::Error)]
+pub enum BadSubmit {
+    /// No kind.
+    #[error("a kind has 1 to 128 letters, digits, or one of _ . : / -")]
+    Kind,
+    /// serde could not write the payload.
+    #[error("the payload cannot be written as JSON")]
+    Payload(#[source] serde_json::Error),
+    /// The payload's text is refused.
+    #[error(transparent)]
+    Json(#[from] json::Error),
 }
 
 /// A task that this node has claimed.

@@ -13,20 +13,17 @@ use serde_json::value::RawValue;
 
 use super::error::{Code, Failure};
 use crate::json;
-use crate::task::Submit;
+use crate::task::{DEFAULT_ATTEMPTS, DEFAULT_TIMEOUT, Submit, is_kind};
 
 /// Room for the fields around a payload of the largest size.
 pub(super) const MAX_TASK_BYTES: usize = json::MAX_BYTES + (32 << 10);
 
-const MAX_KIND: usize = 128;
 /// With key and kind it must fit a row of a Postgres index.
 const MAX_IDEMPOTENCY_KEY: usize = 255;
 /// Ten years.
 const MAX_DELAY: Duration = Duration::from_secs(315_576_000);
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(86_400);
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
-const DEFAULT_MAX_ATTEMPTS: u32 = 10;
 /// More fields than there are names for; the rest need not be read.
 const MAX_FIELDS: usize = 32;
 
@@ -125,7 +122,7 @@ pub(super) fn submit(text: &str, now: DateTime<Utc>) -> Result<Submit, Failure> 
     };
     let max_attempts = match given(task.max_attempts) {
         Some(value) => whole("max_attempts", &value, 1, 1000)?,
-        None => DEFAULT_MAX_ATTEMPTS,
+        None => DEFAULT_ATTEMPTS,
     };
     let timeout = match given(task.timeout) {
         Some(value) => timeout(&value)?,
@@ -172,8 +169,7 @@ fn text_of(field: &'static str, value: &str) -> Result<String, Failure> {
 }
 
 fn kind(text: &str) -> Result<String, Failure> {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:/-".contains(&byte);
-    if text.is_empty() || text.len() > MAX_KIND || !text.bytes().all(good) {
+    if !is_kind(text) {
         return Err(Failure::invalid(
             "kind",
             "must have 1 to 128 letters, digits, or one of _ . : / -",

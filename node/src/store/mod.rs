@@ -8,6 +8,7 @@ mod claims;
 mod lease;
 mod migrate;
 mod read;
+mod retention;
 mod slots;
 pub(crate) mod submit;
 #[cfg(test)]
@@ -34,6 +35,13 @@ pub enum Error {
     /// Surely not written: Postgres refused this statement or this data. Trying the same again is in vain.
     #[error("Postgres refused the statement")]
     Refused(#[source] sqlx::Error),
+}
+
+impl Error {
+    /// The answer did not come within the time that its asker had.
+    pub(crate) fn late() -> Self {
+        Error::Unknown(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))
+    }
 }
 
 impl From<sqlx::Error> for Error {
