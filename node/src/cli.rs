@@ -41,6 +41,8 @@ enum Command {
     Node(node::Args),
     /// Start a Postgres and a mesh on this machine, until Ctrl-C
     Dev(ringmesh::dev::DevArgs),
+    /// Run a month of flights through a mesh that loses a node, and prove that nothing was lost
+    Demo(ringmesh::demo::DemoArgs),
     /// Measure submits, drains, starts and failovers on this machine
     Bench(ringmesh::bench::BenchArgs),
     /// Submit a task, or a file of them
@@ -86,6 +88,14 @@ fn run(command: Command) -> Result<(), Failure> {
         match command {
             Command::Node(args) => node::run(args).await,
             Command::Dev(args) => ringmesh::dev::run(args).await.map_err(Failure::failed),
+            Command::Demo(args) => match ringmesh::demo::run(args).await {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(Failure::failed(anyhow::anyhow!(
+                    "not all promises held; see the report"
+                ))),
+                Err(error @ ringmesh::demo::Error::Input(_)) => Err(Failure::usage(error)),
+                Err(error) => Err(Failure::failed(error)),
+            },
             Command::Bench(args) => ringmesh::bench::run(args).await.map_err(Failure::failed),
             Command::Submit(args) => submit::run(args).await,
             Command::Get(args) => get::run(args).await,

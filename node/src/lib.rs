@@ -6,6 +6,7 @@ pub mod cache;
 pub mod clock;
 pub mod config;
 pub mod context;
+pub mod demo;
 pub mod dev;
 pub mod directory;
 pub mod dispatch;

@@ -15,7 +15,7 @@ use super::{Doing, Error, Mesh, Postgres, Result, mesh, postgres};
 /// Where the client commands look for a node by default.
 const DEFAULT_URL: &str = "http://127.0.0.1:7101";
 /// How long the nodes may drain.
-const DRAIN: Duration = Duration::from_secs(20);
+pub(crate) const DRAIN: Duration = Duration::from_secs(20);
 /// How often the processes are looked at while all is well.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -105,7 +105,7 @@ pub async fn run(args: DevArgs) -> Result<()> {
 }
 
 /// Makes the data folder and takes it for this process.
-fn hold(data: &Path) -> Result<std::fs::File> {
+pub(crate) fn hold(data: &Path) -> Result<std::fs::File> {
     if !data.exists() {
         std::fs::create_dir_all(data).doing(|| format!("create {}", data.display()))?;
         if effective_uid() == 0 {
@@ -118,7 +118,9 @@ fn hold(data: &Path) -> Result<std::fs::File> {
     lock(data).map_err(|error| match error {
         Error::InUse { dir, by } => Error::InUse {
             dir,
-            by: format!("another `ringmesh dev` ({by}); stop it, or choose another folder (--data)"),
+            by: format!(
+                "another `ringmesh dev` or `ringmesh demo` ({by}); stop it, or choose another folder (--data)"
+            ),
         },
         other => other,
     })
@@ -128,25 +130,31 @@ fn hold(data: &Path) -> Result<std::fs::File> {
 async fn start(mut wanted: mesh::Options, data: &Path) -> Result<(Option<Postgres>, Mesh)> {
     let mut server = None;
     if wanted.database_url.is_empty() {
-        let dir = data.join("postgres");
-        eprintln!("starting Postgres in {}", shown(&dir));
-        let started = Postgres::start(postgres::Options {
-            dir: dir.clone(),
-            ..Default::default()
-        })
-        .await?;
-        if started.dir() != dir {
-            eprintln!(
-                "(its user cannot reach that folder; it is in {})",
-                started.dir().display()
-            );
-        }
+        let started = start_server(data).await?;
         wanted.database_url = started.url();
         server = Some(started);
     }
     eprintln!("starting {} nodes", wanted.nodes);
     let mesh = Mesh::start(wanted).await?;
     Ok((server, mesh))
+}
+
+/// Starts the Postgres of a data folder.
+pub(crate) async fn start_server(data: &Path) -> Result<Postgres> {
+    let dir = data.join("postgres");
+    eprintln!("starting Postgres in {}", shown(&dir));
+    let started = Postgres::start(postgres::Options {
+        dir: dir.clone(),
+        ..Default::default()
+    })
+    .await?;
+    if started.dir() != dir {
+        eprintln!(
+            "(its user cannot reach that folder; it is in {})",
+            started.dir().display()
+        );
+    }
+    Ok(started)
 }
 
 /// Returns when there is nothing left to run. A single node that ends is only told: to kill one and see what the others do
@@ -246,20 +254,20 @@ fn say(server: Option<&Postgres>, mesh: &Mesh) -> std::io::Result<()> {
 }
 
 /// A path as the user would write it: relative when it lies below the current folder.
-fn shown(path: &Path) -> String {
+pub(crate) fn shown(path: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
 /// The signals that end the command.
-struct Signals {
+pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
 }
 
 impl Signals {
-    fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> Result<Self> {
         let listen = |kind| signal(kind).doing(|| "listen for signals".into());
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
@@ -268,7 +276,7 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

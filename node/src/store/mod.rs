@@ -5,6 +5,7 @@
 
 pub(crate) mod bench;
 mod claims;
+pub(crate) mod demo;
 mod lease;
 mod migrate;
 mod read;
