@@ -9,10 +9,11 @@
 //!
 //! 1. *A lane runs one task at a time, the lowest number first, and the next only after the end of the one before is known
 //!    to be committed* ([`Lanes::done`], [`Lanes::settled`]).
-//! 2. *While tasks of a key are being sent back to Postgres, its lane is closed.* It opens when all of them are known to be back
-//!    **and** no claim of the slot is in flight that began before that: such a claim may bring later tasks of the key, read
-//!    before the earlier ones were back, or before the hold of a retry was visible. What it brings is sent back as well.
-//!    What a later claim brings obeys the holds in Postgres, which its snapshot contains, and starts with the lowest number.
+//! 2. *While tasks of a key are being sent back to Postgres, its lane is closed, and no claim of its slot begins.* It opens
+//!    when all of them are known to be back **and** no claim of the slot is in flight: that one began before, and may bring
+//!    later tasks of the key, read before the earlier ones were back, or before the hold of a retry was visible. What it
+//!    brings for the key is sent back as well. What a later claim brings obeys the holds in Postgres, which its snapshot
+//!    contains, and starts with the lowest number.
 //! 3. *A probe starts no higher than the lowest task that a claim could still have to find.* This is the `start` of a slot.
 //!    A hint may be lost, or overtake another, so hints decide nothing here. A claim that looked from `start` on and did not
 //!    fill its room has taken all that was due and visible. What it could not see is: tasks whose transaction had not ended;
@@ -143,6 +144,14 @@ struct Owned {
     closed: Vec<LaneId>,
 }
 
+impl Owned {
+    /// Whether a claim may begin. Not while a lane is closed: what it brought for that key would have to go back, which
+    /// could go on for ever.
+    fn is_claimable(&self) -> bool {
+        !self.leaving && self.claim.is_none() && self.doubts == 0 && self.closed.is_empty()
+    }
+}
+
 #[derive(Debug)]
 struct Lane {
     slot: Slot,
@@ -151,15 +160,8 @@ struct Lane {
     waiting: VecDeque<(i64, Claimed)>,
     active: Option<(RunId, Token)>,
     queued: Option<(usize, i64, i64)>,
-    closed: Option<Closed>,
-}
-
-#[derive(Debug, Default)]
-struct Closed {
-    /// Being sent back.
-    returning: Vec<Token>,
-    /// Opens when this claim has come back.
-    after: Option<u64>,
+    /// `Some`: closed; with the tasks that are being sent back.
+    closed: Option<Vec<Token>>,
 }
 
 fn level(task: &Claimed) -> usize {
@@ -369,7 +371,7 @@ impl Lanes {
         let Some(owned) = self.slots[slot.index()].as_mut() else {
             return;
         };
-        if owned.leaving || owned.claim.is_some() || owned.doubts > 0 {
+        if !owned.is_claimable() {
             return;
         }
         if owned.dirty && !owned.queued && owned.tasks < self.room.per_slot {
@@ -419,7 +421,7 @@ impl Lanes {
             };
             let Some(owned) = self.owned(slot) else { continue };
             owned.urgent_queued = false;
-            if owned.urgent && owned.claim.is_none() && !owned.leaving && owned.doubts == 0 {
+            if owned.urgent && owned.is_claimable() {
                 owned.urgent = false;
                 slots.push((slot, URGENT_PER_PROBE));
             }
@@ -445,7 +447,7 @@ impl Lanes {
             owned.queued = false;
             let room = each.min(per_slot.saturating_sub(owned.tasks));
             // A slot without room stays dirty, and is queued again when one of its tasks ends.
-            if !owned.dirty || owned.claim.is_some() || owned.leaving || owned.doubts > 0 || room == 0 {
+            if !owned.dirty || !owned.is_claimable() || room == 0 {
                 continue;
             }
             owned.dirty = false;
@@ -637,7 +639,7 @@ impl Lanes {
             .is_some_and(|owned| owned.epoch == epoch && owned.last_claim == last_claim)
     }
 
-    /// Which of these claims, read from Postgres, nobody here knows of.
+    /// Which of these claims, read from Postgres, are under an epoch that we hold and nobody here knows of.
     pub(crate) fn strays(&self, tokens: Vec<Token>) -> Vec<Token> {
         let known: std::collections::HashSet<Token> = self
             .lanes
@@ -647,16 +649,12 @@ impl Lanes {
                     .iter()
                     .map(|(_, task)| task.token())
                     .chain(lane.active.map(|(_, token)| token))
-                    .chain(
-                        lane.closed
-                            .iter()
-                            .flat_map(|closed| closed.returning.iter().copied()),
-                    )
+                    .chain(lane.closed.iter().flat_map(|closed| closed.iter().copied()))
             })
             .collect();
         tokens
             .into_iter()
-            .filter(|token| !known.contains(token))
+            .filter(|token| self.epoch(token.id.slot) == Some(token.epoch) && !known.contains(token))
             .collect()
     }
 
@@ -697,8 +695,7 @@ impl Lanes {
                 owned.closed.push(id);
             }
             let closed = lane.closed.get_or_insert_default();
-            closed.returning.push(token);
-            closed.after = None;
+            closed.push(token);
             self.unqueue(id);
             return Some(Return { lane: id, token });
         }
@@ -864,8 +861,7 @@ impl Lanes {
         }
         let newly = lane.closed.is_none();
         let closed = lane.closed.get_or_insert_default();
-        closed.returning.extend(active.iter().chain(&tokens));
-        closed.after = None;
+        closed.extend(active.iter().chain(&tokens));
         let lowest = active.iter().chain(&tokens).map(|token| token.id.number).min();
         if let Some(owned) = self.owned(slot)
             && newly
@@ -890,13 +886,10 @@ impl Lanes {
         let Some(closed) = lane.closed.as_mut() else {
             return;
         };
-        let Some(place) = closed.returning.iter().position(|other| *other == token) else {
+        let Some(place) = closed.iter().position(|other| *other == token) else {
             return;
         };
-        closed.returning.swap_remove(place);
-        if closed.returning.is_empty() {
-            closed.after = self.slots[slot.index()].as_ref().and_then(|owned| owned.claim);
-        }
+        closed.swap_remove(place);
         if let Some((run, _)) = lane.active.filter(|(_, active)| *active == token) {
             lane.active = None;
             self.active -= 1;
@@ -918,9 +911,10 @@ impl Lanes {
         let Some(owned) = self.slots[lane.slot.index()].as_mut() else {
             return;
         };
-        let Some(closed) = &lane.closed else { return };
-        let waits_for_claim = closed.after.is_some() && closed.after == owned.claim;
-        if !closed.returning.is_empty() || waits_for_claim || owned.doubts > 0 {
+        let Some(closed) = &lane.closed else {
+            return;
+        };
+        if !closed.is_empty() || owned.claim.is_some() || owned.doubts > 0 {
             return;
         }
         lane.closed = None;

@@ -210,3 +210,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -729,3 +729,7 @@ pub(super) async fn finish_on(
     .await?;
     ids!(rows)
 }
+
+#[cfg(test)]
+#[path = "claims_tests.rs"]
+mod tests;

@@ -14,6 +14,8 @@ mod slots;
 pub(crate) mod submit;
 #[cfg(test)]
 pub(crate) mod testing;
+#[cfg(test)]
+pub(crate) mod testing_owner;
 mod transaction;
 
 use std::time::Duration;

@@ -144,6 +144,12 @@ impl TransactionCell {
         Ok(Transaction(open))
     }
 
+    /// A connection besides that of the transaction.
+    #[cfg(test)]
+    pub(crate) async fn other(&self) -> PgConnection {
+        self.store.pool.acquire().await.unwrap().detach()
+    }
+
     /// Whether the handler opened it.
     pub(crate) fn is_open(&self) -> bool {
         self.backend.get().is_some()

@@ -1,0 +1,480 @@
+//! Dispatch against a real Postgres. None of these send hints: the ticks find everything.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::*;
+use crate::builtin;
+use crate::clock;
+use crate::context::Context;
+use crate::directory::Directory;
+use crate::handler::Failure;
+use crate::secret::Secret;
+use crate::store::testing::{Database, slot_of};
+use crate::task::State;
+use crate::wait::Waits;
+
+struct Life {
+    db: Database,
+    dispatch: Dispatch,
+    trust: Arc<Trust>,
+    slots: Vec<(Slot, Epoch)>,
+    quiet: mpsc::UnboundedReceiver<Vec<(Slot, Epoch)>>,
+    me: Me,
+    _directory: watch::Sender<Arc<Directory>>,
+}
+
+fn limits() -> Limits {
+    Limits {
+        grace: Duration::from_millis(50),
+        backoff: Duration::from_millis(5),
+        tick: Duration::from_millis(50),
+        ..Limits::default()
+    }
+}
+
+const FAR: Duration = Duration::from_secs(1 << 30);
+
+impl Life {
+    async fn start(handlers: Handlers, keys: &[&str]) -> Self {
+        Self::with(Database::new().await, handlers, keys, limits()).await
+    }
+
+    async fn with(db: Database, handlers: Handlers, keys: &[&str], limits: Limits) -> Self {
+        let mut slots: Vec<Slot> = keys.iter().map(|key| slot_of(key)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let (me, slots) = db.owner("a", &slots).await;
+        let trust = Arc::new(Trust::new());
+        trust.extend(clock::now() + FAR);
+        trust.set_session(true);
+        let (directory, watch) = watch::channel(Arc::new(Directory::default()));
+        let hints = Hints::start(watch, &Secret::new("s".repeat(32)), Waits::new()).unwrap();
+        let (sender, quiet) = mpsc::unbounded_channel();
+        let (dispatch, _) = Dispatch::start(Parts {
+            store: db.another(),
+            me,
+            trust: trust.clone(),
+            handlers: Arc::new(builtin::handlers(true).and(handlers)),
+            limits,
+            hints,
+            quiet: sender,
+        });
+        dispatch.granted(slots.clone());
+        Life {
+            db,
+            dispatch,
+            trust,
+            slots,
+            quiet,
+            me,
+            _directory: directory,
+        }
+    }
+
+    fn only(&self) -> Vec<Slot> {
+        self.slots.iter().map(|(slot, _)| *slot).collect()
+    }
+
+    async fn left(&mut self) -> Vec<(Slot, Epoch)> {
+        tokio::time::timeout(Duration::from_secs(10), self.quiet.recv())
+            .await
+            .unwrap()
+            .unwrap()
+    }
+}
+
+/// Records which payloads ran, per key, in order; and panics if two of a key run at once.
+fn recorder() -> (Handlers, Arc<Mutex<HashMap<String, Vec<i64>>>>) {
+    let seen = Arc::<Mutex<HashMap<String, Vec<i64>>>>::default();
+    let running = Arc::<Mutex<std::collections::HashSet<String>>>::default();
+    let kept = seen.clone();
+    let handlers = Handlers::new().add("record", move |context: Context, number: i64| {
+        let (seen, running) = (seen.clone(), running.clone());
+        async move {
+            let key = context.key().as_str().to_owned();
+            assert!(running.lock().unwrap().insert(key.clone()), "two at once");
+            tokio::task::yield_now().await;
+            seen.lock().unwrap().entry(key.clone()).or_default().push(number);
+            running.lock().unwrap().remove(&key);
+            Ok::<_, Failure>(())
+        }
+    });
+    (handlers, kept)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_of_a_key_run_one_at_a_time_in_the_order_of_their_submits() {
+    let (handlers, seen) = recorder();
+    let keys = ["a", "b", "c"];
+    let life = Life::start(handlers, &keys).await;
+    let mut last = Vec::new();
+    for number in 0..60 {
+        for key in keys {
+            last.push(life.db.submit("record", key, &number.to_string()).await);
+        }
+    }
+    for id in &last[last.len() - 3..] {
+        assert_eq!(life.db.end_of(*id).await.state, State::Succeeded);
+    }
+    let expected: Vec<i64> = (0..60).collect();
+    for key in keys {
+        assert_eq!(seen.lock().unwrap()[key], expected, "{key}");
+    }
+    assert_eq!(life.db.count("select count(*) from ringmesh.task").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_fails_is_tried_again_before_the_next_of_its_key_starts() {
+    let (handlers, _) = recorder();
+    let life = Life::start(handlers, &["k"]).await;
+    let failing = life.db.submit("fail", "k", r#"{"times": 3}"#).await;
+    let dying = life
+        .db
+        .submit_with("fail", "k", r#"{"times": 9}"#, 0, 2, 1000)
+        .await;
+    let next = life.db.submit("echo", "k", r#"{"a": "b"}"#).await;
+    let end = life.db.end_of(next).await;
+    assert_eq!(end.result.unwrap().get(), r#"{"a": "b"}"#);
+    let (failed, died) = (life.db.view(failing).await, life.db.view(dying).await);
+    assert_eq!((failed.state, failed.failures), (State::Succeeded, 3));
+    assert_eq!((died.state, died.failures), (State::Dead, 2));
+    assert_eq!(died.error.as_deref(), Some("failure 2 of 9, as asked"));
+    assert!(failed.finished_at < died.started_at && died.finished_at < end.started_at);
+    assert_eq!(life.db.count("select count(*) from ringmesh.held_key").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_goes_wrong_in_a_handler_ends_its_task_and_nothing_else() {
+    let handlers = Handlers::new()
+        .add("nul", |_, _: Value| async { Ok::<_, Failure>("a\0b") })
+        .add("large", |_, _: Value| async {
+            Ok::<_, Failure>("x".repeat(2 << 20))
+        })
+        .add("loud", |_, _: Value| async {
+            Err::<(), _>(Failure::new("e\0".repeat(5000)).fatal())
+        });
+    let life = Life::start(handlers, &["k"]).await;
+    let panicking = life.db.submit_with("panic", "k", "1", 0, 1, 1000).await;
+    let unreadable = life.db.submit("sleep", "k", r#"{"ms": "long"}"#).await;
+    let nul = life.db.submit("nul", "k", "1").await;
+    let large = life.db.submit("large", "k", "1").await;
+    let loud = life.db.submit("loud", "k", "1").await;
+    let crashed = life.db.submit("noop", "k", "1").await;
+    sqlx::query("update ringmesh.task set crashes = 3 where id = $1")
+        .bind(crashed.number)
+        .execute(&life.db.store.pool)
+        .await
+        .unwrap();
+    let wide = life
+        .db
+        .submit("echo", "k", &format!("\"{}\"", "y".repeat(100_000)))
+        .await;
+    assert_eq!(life.db.end_of(wide).await.result.unwrap().get().len(), 100_002);
+    let error = |view: crate::task::View| (view.state, view.error.unwrap_or_default());
+    assert_eq!(
+        error(life.db.view(panicking).await),
+        (State::Dead, "panic: as asked".to_owned())
+    );
+    let (state, text) = error(life.db.view(unreadable).await);
+    assert!(
+        state == State::Dead && text.starts_with("the payload does not parse: invalid type"),
+        "{text}"
+    );
+    assert_eq!(life.db.view(nul).await.result.unwrap().get(), r#""a\\u0000b""#);
+    assert!(
+        error(life.db.view(large).await)
+            .1
+            .starts_with("the result has 2097154 bytes")
+    );
+    assert!(error(life.db.view(loud).await).1.ends_with("(cut)"));
+    let (state, text) = error(life.db.view(crashed).await);
+    // It may have run before its crashes were written: then it succeeded.
+    assert!(
+        state == State::Succeeded || text.starts_with("its runs ended their process 3 times"),
+        "{text}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_past_its_timeout_is_cancelled_then_aborted_and_fails() {
+    let life = Life::start(Handlers::new(), &["k"]).await;
+    let polite = life
+        .db
+        .submit_with("sleep", "k", r#"{"ms": 60000}"#, 0, 1, 100)
+        .await;
+    let stubborn = life
+        .db
+        .submit_with("stubborn", "k", r#"{"ms": 60000}"#, 0, 1, 100)
+        .await;
+    let end = life.db.end_of(stubborn).await;
+    let error = end.error.unwrap();
+    assert!(
+        end.state == State::Dead && error.starts_with("timeout: ") && error.ends_with("aborted"),
+        "{error}"
+    );
+    let end = life.db.view(polite).await;
+    assert!(end.state == State::Dead && end.error.unwrap().ends_with("cancelled while it slept"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leaving_slot_gives_back_what_waits_and_lets_runs_end() {
+    let mut life = Life::start(Handlers::new(), &["k"]).await;
+    let running = life.db.submit("sleep", "k", r#"{"ms": 300}"#).await;
+    let waiting = life.db.submit("noop", "k", "1").await;
+    life.db.reaches(running, State::Running).await;
+    life.dispatch.leave(life.only(), Duration::from_secs(60));
+    assert_eq!(life.left().await, life.slots);
+    assert_eq!(life.db.view(running).await.state, State::Succeeded);
+    assert_eq!(life.db.view(waiting).await.state, State::Pending);
+    assert_eq!(
+        life.db
+            .count("select count(*) from ringmesh.task where epoch is not null")
+            .await,
+        0
+    );
+    life.dispatch.stay(life.only());
+    assert_eq!(life.db.end_of(waiting).await.state, State::Succeeded);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_the_deadline_of_a_leave_runs_are_cancelled_and_given_back_uncounted() {
+    let mut life = Life::start(Handlers::new(), &["a", "b"]).await;
+    let polite = life.db.submit("sleep", "a", r#"{"ms": 60000}"#).await;
+    let stubborn = life.db.submit("stubborn", "b", r#"{"ms": 60000}"#).await;
+    life.db.reaches(polite, State::Running).await;
+    life.db.reaches(stubborn, State::Running).await;
+    life.dispatch.leave(life.only(), Duration::ZERO);
+    let mut left = life.left().await;
+    while left.len() < 2 {
+        left.extend(life.left().await);
+    }
+    for id in [polite, stubborn] {
+        let view = life.db.view(id).await;
+        assert_eq!((view.state, view.failures, view.crashes), (State::Pending, 0, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_starts_without_trust_and_its_end_cancels_runs() {
+    let life = Life::start(Handlers::new(), &["k"]).await;
+    let running = life.db.submit("sleep", "k", r#"{"ms": 1500}"#).await;
+    life.db.reaches(running, State::Running).await;
+    life.trust.end();
+    life.dispatch.trust_ended();
+    let view = life.db.reaches(running, State::Pending).await;
+    assert_eq!((view.failures, view.crashes), (0, 0));
+    life.trust.extend(clock::now() + FAR);
+    life.trust.set_session(true);
+    assert_eq!(life.db.end_of(running).await.state, State::Succeeded);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_slot_is_forgotten_and_nothing_of_its_runs_is_written() {
+    let life = Life::start(Handlers::new(), &["k"]).await;
+    let id = life.db.submit("sleep", "k", r#"{"ms": 60000}"#).await;
+    life.db.reaches(id, State::Running).await;
+    let other = life.db.node("other", Duration::from_secs(600)).await;
+    let taken = life.db.take(other, &life.only()).await;
+    life.dispatch.lost(life.slots.clone());
+    let answer = life
+        .db
+        .store
+        .claim(
+            other,
+            &[crate::store::Probe {
+                slot: taken[0].0,
+                epoch: taken[0].1,
+                start: 0,
+                room: 9,
+            }],
+        )
+        .await
+        .unwrap();
+    assert_eq!((answer.tasks.len(), answer.tasks[0].lost), (1, true));
+    life.dispatch.stop().await;
+    assert_eq!(life.db.view(id).await.attempt, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_run_ends_and_its_key_goes_on() {
+    let life = Life::start(Handlers::new(), &["k"]).await;
+    let id = life.db.submit("sleep", "k", r#"{"ms": 60000}"#).await;
+    let next = life.db.submit("noop", "k", "1").await;
+    life.db.reaches(id, State::Running).await;
+    assert!(life.db.store.cancel(id).await.unwrap());
+    life.dispatch.cancelled(id);
+    assert_eq!(life.db.end_of(next).await.state, State::Succeeded);
+    assert_eq!(life.db.view(id).await.state, State::Cancelled);
+}
+
+fn writer() -> Handlers {
+    Handlers::new().add("write", |context: Context, what: String| async move {
+        let mut transaction = context.transaction().await?;
+        sqlx::query("insert into effect values ($1)")
+            .bind(&what)
+            .execute(&mut *transaction)
+            .await?;
+        match what.as_str() {
+            "fail" => return Err(Failure::new("as asked").fatal()),
+            "refused" => {
+                sqlx::query("select 1 / 0").execute(&mut *transaction).await.ok();
+            }
+            "slow" => {
+                sqlx::query("select pg_sleep(60)")
+                    .execute(&mut *transaction)
+                    .await?;
+            }
+            "fenced" => {
+                // Somebody else takes the slot while this run goes on.
+                let mut other = context.inner.transaction.other().await;
+                sqlx::query("update ringmesh.slot set epoch = epoch + 1")
+                    .execute(&mut other)
+                    .await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn effects_in_a_tasks_transaction_commit_with_it_or_not_at_all() {
+    let db = Database::new().await;
+    sqlx::query("create table effect (what text)")
+        .execute(&db.store.pool)
+        .await
+        .unwrap();
+    let life = Life::with(db, writer(), &["k"], limits()).await;
+    let good = life.db.submit("write", "k", r#""good""#).await;
+    let failing = life.db.submit("write", "k", r#""fail""#).await;
+    let refused = life
+        .db
+        .submit_with("write", "k", r#""refused""#, 0, 1, 5000)
+        .await;
+    let slow = life.db.submit_with("write", "k", r#""slow""#, 0, 1, 100).await;
+    assert_eq!(life.db.end_of(good).await.state, State::Succeeded);
+    assert_eq!(life.db.end_of(failing).await.state, State::Dead);
+    assert_eq!(life.db.end_of(refused).await.state, State::Dead);
+    let end = life.db.end_of(slow).await;
+    assert!(end.error.unwrap().starts_with("timeout"));
+    let effects: Vec<String> = sqlx::query_scalar("select what from effect")
+        .fetch_all(&life.db.store.pool)
+        .await
+        .unwrap();
+    assert_eq!(effects, ["good"]);
+    let fenced = life.db.submit("write", "k", r#""fenced""#).await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while life.dispatch.stats().fenced == 0 {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(life.db.view(fenced).await.state, State::Pending);
+    assert_eq!(life.db.count("select count(*) from effect").await, 1);
+    let left = "select count(*) from pg_stat_activity where datname = current_database() and (query like '%pg_sleep%' and pid <> pg_backend_pid() or state like 'idle in transaction%')";
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while life.db.count(left).await > 0 {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "a transaction was left open"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_break_lose_nothing_and_keep_the_order() {
+    let (handlers, seen) = recorder();
+    let keys: Vec<String> = (0..20).map(|key| format!("key{key}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let life = Life::start(handlers, &keys).await;
+    for number in 0..30 {
+        for key in &keys {
+            life.db.submit("record", key, &number.to_string()).await;
+        }
+        if number % 3 == 0 {
+            sqlx::query("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name = 'ringmesh test' and random() < 0.5")
+                .execute(&life.db.store.pool)
+                .await
+                .ok();
+        }
+    }
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while sqlx::query_scalar::<_, i64>("select count(*) from ringmesh.task")
+        .fetch_one(&life.db.store.pool)
+        .await
+        .unwrap_or(1)
+        > 0
+    {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for key in &keys {
+        let mut order = seen.lock().unwrap()[*key].clone();
+        // At least once: the same number may come again, but never an earlier one.
+        order.dedup();
+        assert_eq!(order, (0..30).collect::<Vec<i64>>(), "{key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_keeps_its_cache_while_its_slot_stays() {
+    let handlers = Handlers::new().add("count", |context: Context, _: Value| async move {
+        let cache = context.cache::<u32>();
+        let count = cache.get().map_or(1, |count| *count + 1);
+        cache.insert(count);
+        Ok::<_, Failure>(count)
+    });
+    let life = Life::start(handlers, &["k"]).await;
+    let result = async |id| life.db.end_of(id).await.result.unwrap().get().to_owned();
+    assert_eq!(result(life.db.submit("count", "k", "1").await).await, "1");
+    assert_eq!(result(life.db.submit("count", "k", "1").await).await, "2");
+    life.dispatch.lost(life.slots.clone());
+    life.dispatch.granted(life.db.take(life.me, &life.only()).await);
+    assert_eq!(result(life.db.submit("count", "k", "1").await).await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kind_without_a_handler_waits_and_holds_its_key() {
+    let life = Life::start(Handlers::new(), &["k"]).await;
+    let strange = life.db.submit("strange", "k", "1").await;
+    let next = life.db.submit("noop", "k", "1").await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while life
+        .db
+        .count("select count(*) from ringmesh.held_key where reason = 'kind'")
+        .await
+        == 0
+    {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    life.dispatch.stop().await;
+    assert_eq!(life.db.view(next).await.state, State::Pending);
+    // Its next owner knows the kind.
+    let Life { db, slots, .. } = life;
+    let handlers = Handlers::new().add("strange", |_, _: Value| async { Ok::<_, Failure>(()) });
+    let (sender, _quiet) = mpsc::unbounded_channel();
+    let trust = Arc::new(Trust::new());
+    trust.extend(clock::now() + FAR);
+    trust.set_session(true);
+    let (_directory, watch) = watch::channel(Arc::new(Directory::default()));
+    let me = db.node("b", Duration::from_secs(600)).await;
+    let slots = db
+        .take(me, &slots.iter().map(|(slot, _)| *slot).collect::<Vec<_>>())
+        .await;
+    let (dispatch, _) = Dispatch::start(Parts {
+        store: db.another(),
+        me,
+        trust,
+        handlers: Arc::new(builtin::handlers(false).and(handlers)),
+        limits: limits(),
+        hints: Hints::start(watch, &Secret::new("s".repeat(32)), Waits::new()).unwrap(),
+        quiet: sender,
+    });
+    dispatch.granted(slots);
+    assert_eq!(db.end_of(next).await.state, State::Succeeded);
+    assert_eq!(db.view(strange).await.state, State::Succeeded);
+}
