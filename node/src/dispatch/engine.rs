@@ -1197,8 +1197,11 @@ impl Engine {
         let (store, me, kinds) = (self.store.clone(), self.me(), self.kinds.clone());
         let round = Round {
             take_up_kinds: self.rounds % 3 == 1,
-            move_behind: self.rounds % 5 == 0,
-            forget_idempotency: (self.rounds % 60 == 0).then_some(self.parts.limits.idempotency_window),
+            move_behind: self.rounds.is_multiple_of(5),
+            forget_idempotency: self
+                .rounds
+                .is_multiple_of(60)
+                .then_some(self.parts.limits.idempotency_window),
         };
         self.spawn(async move {
             let began = std::time::Instant::now();

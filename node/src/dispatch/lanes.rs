@@ -825,7 +825,7 @@ impl Lanes {
         let Some(it) = self.lanes.get_mut(&lane) else {
             return;
         };
-        if !it.active.is_some_and(|(active, _)| active == run) {
+        if it.active.is_none_or(|(active, _)| active != run) {
             return;
         }
         it.active = None;

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::directory::Directory;
 use crate::handler::Failure;
 use crate::secret::Secret;
-use crate::store::testing::{Database, slot_of};
+use crate::store::testing_owner::{Database, slot_of};
 use crate::task::State;
 use crate::wait::Waits;
 
@@ -395,7 +395,7 @@ async fn connections_that_break_lose_nothing_and_keep_the_order() {
             life.db.submit("record", key, &number.to_string()).await;
         }
         if number % 3 == 0 {
-            sqlx::query("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name = 'ringmesh test' and random() < 0.5")
+            sqlx::query("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name = 'ringmesh test node' and random() < 0.5")
                 .execute(&life.db.store.pool)
                 .await
                 .ok();

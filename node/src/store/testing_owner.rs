@@ -1,4 +1,4 @@
-//! A real Postgres for tests: a server of the test's own, or a new database of the one that `RINGMESH_TEST_POSTGRES` names.
+//! A real Postgres for tests of what owners do: a server of the test's own, or a new database of the one that `RINGMESH_TEST_POSTGRES` names.
 
 use std::time::Duration;
 
@@ -6,38 +6,26 @@ use ringmesh_ring::{Epoch, Key, Slot};
 use sqlx::{Connection, PgConnection};
 
 use super::{Me, Options, Registration, Store};
-use crate::dev::postgres;
+use crate::dev::{Postgres, postgres};
 use crate::task::{State, TaskId, View};
 
 pub(crate) struct Database {
     pub(crate) store: Store,
     pub(crate) url: String,
-    _server: Option<postgres::Postgres>,
+    _server: Option<Postgres>,
 }
 
 impl Database {
     pub(crate) async fn new() -> Self {
         let (server, url) = match std::env::var("RINGMESH_TEST_POSTGRES") {
-            Ok(base) => {
-                let mut name = [0; 8];
-                getrandom::fill(&mut name).unwrap();
-                let name = format!("test_{}", u64::from_le_bytes(name));
-                let mut connection = PgConnection::connect(&format!("{base}/postgres")).await.unwrap();
-                sqlx::query(sqlx::AssertSqlSafe(format!("create database {name}")))
-                    .execute(&mut connection)
-                    .await
-                    .unwrap();
-                (None, format!("{base}/{name}"))
-            }
+            Ok(base) => (None, new_database(&base).await),
             Err(_) => {
-                let server = postgres::Postgres::start(postgres::Options::for_tests())
-                    .await
-                    .unwrap();
+                let server = Postgres::start(postgres::Options::for_tests()).await.unwrap();
                 let url = server.url();
                 (Some(server), url)
             }
         };
-        let store = store(&url);
+        let store = store(&url, "ringmesh test");
         store.migrate().await.unwrap();
         Database {
             store,
@@ -48,7 +36,7 @@ impl Database {
 
     /// Another node's access, with connections of its own.
     pub(crate) fn another(&self) -> Store {
-        store(&self.url)
+        store(&self.url, "ringmesh test node")
     }
 
     pub(crate) async fn node(&self, name: &str, ttl: Duration) -> Me {
@@ -150,13 +138,26 @@ impl Database {
     }
 }
 
-fn store(url: &str) -> Store {
+/// Quicker than a server per test.
+async fn new_database(base: &str) -> String {
+    let mut name = [0; 8];
+    getrandom::fill(&mut name).unwrap();
+    let name = format!("test_{}", u64::from_le_bytes(name));
+    let mut connection = PgConnection::connect(&format!("{base}/postgres")).await.unwrap();
+    sqlx::query(sqlx::AssertSqlSafe(format!("create database {name}")))
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    format!("{base}/{name}")
+}
+
+fn store(url: &str, application: &str) -> Store {
     Store::new(&Options {
         url: url.to_owned(),
         connections: 8,
         hot_connections: 6,
         ttl: Duration::from_secs(3),
-        application: "ringmesh test".to_owned(),
+        application: application.to_owned(),
     })
     .unwrap()
 }

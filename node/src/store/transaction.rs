@@ -200,7 +200,7 @@ impl TransactionCell {
             // closes the connection either way.
             Err(_) => drop(transaction),
         }
-        Some(done.map_err(Error::from))
+        Some(done)
     }
 }
 
