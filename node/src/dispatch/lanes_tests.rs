@@ -1,5 +1,7 @@
 //! A small Postgres in memory, nodes that submit, cancel, lose hints and answers, and what must hold whatever happens.
 
+#![allow(clippy::manual_is_multiple_of)] // Choices, not multiples.
+
 use std::collections::{BTreeMap, HashSet};
 
 use chrono::DateTime;

@@ -86,9 +86,11 @@ impl Life {
     }
 }
 
+type Seen = Arc<Mutex<HashMap<String, Vec<i64>>>>;
+
 /// Records which payloads ran, per key, in order; and panics if two of a key run at once.
-fn recorder() -> (Handlers, Arc<Mutex<HashMap<String, Vec<i64>>>>) {
-    let seen = Arc::<Mutex<HashMap<String, Vec<i64>>>>::default();
+fn recorder() -> (Handlers, Seen) {
+    let seen = Seen::default();
     let running = Arc::<Mutex<std::collections::HashSet<String>>>::default();
     let kept = seen.clone();
     let handlers = Handlers::new().add("record", move |context: Context, number: i64| {
