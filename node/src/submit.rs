@@ -37,8 +37,8 @@ const WAITING: usize = 10_000;
 const WAITING_BYTES: usize = 64 << 20;
 /// Batches in Postgres at once.
 const BATCHES: usize = 2;
-/// Batches that may wait or run.
-const BATCHES_WAITING: usize = 32;
+/// Bytes of keys and payloads in batches that wait or run.
+const BATCH_BYTES: u32 = 128 << 20;
 /// How long a submit waits for its answer. Past it the outcome is unknown.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// As [`ANSWER_WITHIN`], for a batch.
@@ -126,7 +126,7 @@ struct Shared {
     hints: Hints,
     waiting_bytes: AtomicUsize,
     batches: Semaphore,
-    batches_waiting: Semaphore,
+    batch_bytes: Semaphore,
 }
 
 impl Submits {
@@ -137,7 +137,7 @@ impl Submits {
             hints,
             waiting_bytes: AtomicUsize::new(0),
             batches: Semaphore::new(BATCHES),
-            batches_waiting: Semaphore::new(BATCHES_WAITING),
+            batch_bytes: Semaphore::new(BATCH_BYTES as usize),
         });
         let collector = |path: Path| {
             let (sender, receiver) = mpsc::channel(WAITING);
@@ -189,7 +189,10 @@ impl Submits {
         let count_of = submits.len() as u64;
         let shared = Arc::clone(&self.shared);
         let run = tokio::spawn(async move {
-            let Ok(_waits) = shared.batches_waiting.try_acquire() else {
+            let bytes = submits.iter().map(size).sum::<usize>();
+            // One batch alone always has room.
+            let bytes = u32::try_from(bytes).unwrap_or(BATCH_BYTES).min(BATCH_BYTES);
+            let Ok(_room) = shared.batch_bytes.try_acquire_many(bytes) else {
                 return Err(Error::Busy);
             };
             let _runs = shared.batches.acquire().await.expect("never closed");
