@@ -200,6 +200,7 @@ impl Engine {
         let Limits {
             tasks,
             tasks_per_slot,
+            tasks_per_key,
             cached_keys,
             ..
         } = parts.limits;
@@ -215,6 +216,7 @@ impl Engine {
             lanes: Lanes::new(Room {
                 tasks,
                 per_slot: tasks_per_slot,
+                per_lane: tasks_per_key,
             }),
             outbox: Outbox::default(),
             runs: HashMap::new(),

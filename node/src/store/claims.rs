@@ -35,7 +35,7 @@ impl Claimed {
 }
 
 /// Where to look for due tasks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
     /// The slot.
     pub slot: Slot,
@@ -45,6 +45,8 @@ pub struct Probe {
     pub start: i64,
     /// How many at most.
     pub room: i32,
+    /// Keys to be passed over, because enough of their tasks is in memory.
+    pub full: Vec<Key>,
 }
 
 /// What a probe found.
@@ -241,6 +243,15 @@ impl Store {
     /// `Unknown`: tasks may have been claimed; [`Store::settle`] finds them.
     pub async fn claim(&self, me: Me, probes: &[Probe]) -> Result<ClaimAnswer, Error> {
         let ProbeColumns(slots, epochs, starts, rooms) = probe_columns(probes);
+        let (full_slots, full_keys): (Vec<i32>, Vec<String>) = probes
+            .iter()
+            .flat_map(|probe| {
+                probe
+                    .full
+                    .iter()
+                    .map(|key| (i32::from(probe.slot), key.as_str().to_owned()))
+            })
+            .unzip();
         let rows = sqlx::query_file!(
             "src/store/sql/claim.sql",
             me.incarnation.0,
@@ -248,7 +259,9 @@ impl Store {
             &slots,
             &epochs,
             &starts,
-            &rooms
+            &rooms,
+            &full_slots,
+            &full_keys
         )
         .fetch_all(&self.hot)
         .await?;
