@@ -62,13 +62,15 @@ create sequence ringmesh.task_id;
 -- Open work only. A task is running when its epoch is its slot's epoch; under any other epoch it is pending again.
 create table ringmesh.task (
     slot         integer  not null,
-    id           bigint   not null default nextval('ringmesh.task_id'),
+    -- The transaction takes its number before the task's, also for an insert by hand: see docs/adr/0002.
+    id           bigint   not null default case when pg_current_xact_id() is not null then nextval('ringmesh.task_id') end,
     key          text     not null,
     kind         text     not null,
     payload      json     not null,             -- json, not jsonb: numbers and text are kept as sent
     priority     smallint not null default 0 check (priority between 0 and 9),
     wait         text check (wait in ('scheduled', 'behind', 'kind')),  -- null: due. Else why no claim looks at it
-    run_at       timestamptz,                   -- when wait = 'scheduled': due from then
+    run_at       timestamptz                    -- when wait = 'scheduled': due from then
+                 check (run_at >= '0001-01-01Z' and run_at < '10000-01-01Z'),  -- every client can read it
     epoch        bigint,                        -- with attempt: the token of the last claim; null: returned, or never claimed
     attempt      integer  not null default 0,   -- the number of claims; only rises
     started_at   timestamptz,                   -- when it was claimed last
@@ -85,18 +87,20 @@ create table ringmesh.task (
 
 create index task_due       on ringmesh.task (slot, id)     where wait is null;
 create index task_urgent    on ringmesh.task (slot, id)     where wait is null and priority > 0;
-create index task_scheduled on ringmesh.task (slot, run_at) where wait = 'scheduled';
-create index task_aside     on ringmesh.task (slot, id)     where wait in ('behind', 'kind');
+create index task_scheduled on ringmesh.task (slot, run_at, id) where wait = 'scheduled';
+create index task_aside     on ringmesh.task (slot, key, id) where wait in ('behind', 'kind');
 
 -- A key of which only one task may run: its head waits for a retry, or for an owner that knows its kind.
 create table ringmesh.held_key (
     slot       integer not null,
     key        text    not null,
-    task       bigint  not null,                -- the only task of the key that may run; 0: none, the hold is being lifted
+    task       bigint  not null,                -- the only task of the key that may run. Below 0: none, the hold is being
+                                                -- lifted, of the task of that number; so the value names this lifting
     reason     text    not null check (reason in ('retry', 'kind', 'lifting')),
     held_until timestamptz,                     -- when the head is due, as far as known
     behind     boolean not null default false,  -- tasks of this key were moved out of the due index
-    primary key (slot, key)
+    primary key (slot, key),
+    check ((task < 0) = (reason = 'lifting'))
 );
 
 -- One row per idempotency id of a submit. A plain table: a unique index on day partitions would have to contain the day,
@@ -148,10 +152,11 @@ declare
 begin
     for day in select (now() at time zone 'UTC')::date + d from generate_series(-1, ahead) d loop
         name := 'finished_task_' || to_char(day, 'YYYYMMDD');
-        continue when to_regclass('ringmesh.' || name) is not null;
+        -- pg_class, not to_regclass: that one may answer from what this session knew before it waited for the lock.
+        continue when exists (select from pg_class where relnamespace = 'ringmesh'::regnamespace and relname = name);
         -- Serialises creators; held to the end of the transaction only.
         perform pg_advisory_xact_lock(hashtextextended('ringmesh.create_days', 0));
-        continue when to_regclass('ringmesh.' || name) is not null;
+        continue when exists (select from pg_class where relnamespace = 'ringmesh'::regnamespace and relname = name);
         execute format('create table ringmesh.%I (like ringmesh.finished_task including defaults including constraints)', name);
         execute format('alter table ringmesh.finished_task attach partition ringmesh.%I for values from (%L) to (%L)',
                        name, day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
@@ -182,6 +187,9 @@ begin
     end if;
     if payload is null or octet_length(payload::text) > 1048576 then
         raise exception 'payload: must be JSON of at most 1 MiB' using errcode = '22023';
+    end if;
+    if run_at < '0001-01-01Z' or run_at >= '10000-01-01Z' then
+        raise exception 'run_at: must be in the years 1 to 9999' using errcode = '22023';
     end if;
     -- Taken before the number: a probe's start relies on each transaction that holds a number being visible as running.
     perform pg_current_xact_id();

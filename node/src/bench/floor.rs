@@ -141,7 +141,6 @@ async fn lane(database: &Database, me: Me, slots: &[(Slot, Epoch)]) -> Result<us
                     epoch: *epoch,
                     start: starts.get(slot).copied().unwrap_or(0),
                     room: ROOM,
-                    full: Vec::new(),
                 })
                 .collect();
             let claimed = database.store.claim(me, &probes).await.doing("claim")?.tasks;

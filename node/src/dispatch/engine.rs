@@ -200,7 +200,6 @@ impl Engine {
         let Limits {
             tasks,
             tasks_per_slot,
-            tasks_per_key,
             cached_keys,
             ..
         } = parts.limits;
@@ -216,7 +215,6 @@ impl Engine {
             lanes: Lanes::new(Room {
                 tasks,
                 per_slot: tasks_per_slot,
-                per_lane: tasks_per_key,
             }),
             outbox: Outbox::default(),
             runs: HashMap::new(),

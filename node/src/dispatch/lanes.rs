@@ -19,8 +19,7 @@
 //!    fill its room has taken all that was due and visible. What it could not see is: tasks whose transaction had not ended;
 //!    tasks that hide behind a held key; and what its room left over. So after a claim the start rises to the *horizon* as it
 //!    was known before that claim began (below it, every number's transaction has ended), or, if its room was filled, to
-//!    the last number that it took, whichever is less; and it rises not at all while the slot has held keys or keys that
-//!    the claim passed over (enough of them was here), since a
+//!    the last number that it took, whichever is less; and it rises not at all while the slot has held keys, since a
 //!    cancel at another node may lift a hold at any time. Whatever makes an earlier task claimable again (a return, a
 //!    promotion) lowers the start; a grant begins at 0. While a promotion is in flight the slot is pinned: probes begin at 0.
 //!
@@ -62,8 +61,6 @@ pub(crate) struct Room {
     pub(crate) tasks: usize,
     /// Of these, of one slot.
     pub(crate) per_slot: usize,
-    /// Of these, of one key: no more are claimed, so that a key with a long queue leaves room to the others of its slot.
-    pub(crate) per_lane: usize,
 }
 
 /// A claim to be made.
@@ -163,8 +160,6 @@ struct Lane {
     waiting: VecDeque<(i64, Claimed)>,
     active: Option<(RunId, Token)>,
     queued: Option<(usize, i64, i64)>,
-    /// A claim passed over this key because enough of it was here.
-    passed_over: bool,
     /// `Some`: closed; with the tasks that are being sent back.
     closed: Option<Vec<Token>>,
 }
@@ -369,7 +364,6 @@ impl Lanes {
             epoch: owned.epoch,
             start: owned.start,
             room: 0,
-            full: Vec::new(),
         })
     }
 
@@ -478,25 +472,12 @@ impl Lanes {
             owned.last_claim = number;
             owned.lowered = i64::MAX;
             self.reserved += if urgent { URGENT_ROOM } else { room };
-            let mut full = Vec::new();
-            if !urgent && owned.tasks >= self.room.per_lane {
-                for (key, id) in &owned.lanes {
-                    if let Some(lane) = self.lanes.get_mut(id)
-                        && lane.waiting.len() >= self.room.per_lane
-                    {
-                        lane.passed_over = true;
-                        full.push(key.clone());
-                    }
-                }
-                full.sort_unstable();
-            }
             let start = if owned.pins > 0 { 0 } else { owned.start };
             probes.push(Probe {
                 slot,
                 epoch: owned.epoch,
                 start,
                 room: i32::try_from(room).unwrap_or(i32::MAX),
-                full,
             });
         }
         let plan = Plan {
@@ -566,7 +547,7 @@ impl Lanes {
                 Some(last) => horizon.min(last + 1),
                 None => probe.start,
             };
-            if !found.holds && probe.full.is_empty() && owned.pins == 0 {
+            if !found.holds && owned.pins == 0 {
                 owned.start = owned.start.max(seen).min(owned.lowered);
             }
         }
@@ -693,7 +674,6 @@ impl Lanes {
             waiting: VecDeque::new(),
             active: None,
             queued: None,
-            passed_over: false,
             closed: None,
         });
         let place = lane
@@ -779,11 +759,6 @@ impl Lanes {
         let (_, task) = lane.waiting.pop_front()?;
         lane.active = Some((run, task.token()));
         self.active += 1;
-        if lane.passed_over && lane.waiting.len() <= self.room.per_lane / 4 {
-            lane.passed_over = false;
-            let slot = lane.slot;
-            self.mark(slot, false);
-        }
         Some(Start { run, lane: id, task })
     }
 

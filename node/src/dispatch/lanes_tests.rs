@@ -13,7 +13,6 @@ use crate::store::Probed;
 const ROOM: Room = Room {
     tasks: 24,
     per_slot: 10,
-    per_lane: 4,
 };
 /// Slots of the model, and keys per slot.
 const PLACES: [u16; 2] = [3, 900];
@@ -137,10 +136,6 @@ impl World {
                 .filter(|(id, row)| {
                     slot_of(row.key) == probe.slot
                         && row.committed.is_some()
-                        && !probe
-                            .full
-                            .iter()
-                            .any(|key| key.as_str() == format!("k{}", row.key))
                         && !row.waits
                         && row.epoch != Some(probe.epoch)
                         && self.held.get(&row.key).is_none_or(|head| head == *id)
@@ -658,7 +653,6 @@ fn suspects_run_few_at_a_time_and_those_of_the_second_degree_alone() {
     let mut lanes = Lanes::new(Room {
         tasks: 1000,
         per_slot: 1000,
-        per_lane: 1000,
     });
     let slot = slot_of(0);
     lanes.grant(slot, Epoch(1));

@@ -29,8 +29,6 @@ pub struct Limits {
     pub tasks: usize,
     /// How many of them belong to one slot.
     pub tasks_per_slot: usize,
-    /// How many of them of one key wait in memory: a key with a long queue leaves room to the others of its slot.
-    pub tasks_per_key: usize,
     /// How long a run may go on after its cancellation before it is aborted.
     pub grace: Duration,
     /// The delay before the second run; it doubles with each failure.
@@ -50,8 +48,7 @@ impl Default for Limits {
         Limits {
             concurrency: 512,
             tasks: 8192,
-            tasks_per_slot: 512,
-            tasks_per_key: 64,
+            tasks_per_slot: 256,
             grace: Duration::from_secs(5),
             backoff: Duration::from_secs(1),
             backoff_most: Duration::from_secs(300),

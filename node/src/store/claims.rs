@@ -35,7 +35,7 @@ impl Claimed {
 }
 
 /// Where to look for due tasks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
     /// The slot.
     pub slot: Slot,
@@ -45,8 +45,6 @@ pub struct Probe {
     pub start: i64,
     /// How many at most.
     pub room: i32,
-    /// Keys to be passed over, because enough of their tasks is in memory.
-    pub full: Vec<Key>,
 }
 
 /// What a probe found.
@@ -243,15 +241,6 @@ impl Store {
     /// `Unknown`: tasks may have been claimed; [`Store::settle`] finds them.
     pub async fn claim(&self, me: Me, probes: &[Probe]) -> Result<ClaimAnswer, Error> {
         let ProbeColumns(slots, epochs, starts, rooms) = probe_columns(probes);
-        let (full_slots, full_keys): (Vec<i32>, Vec<String>) = probes
-            .iter()
-            .flat_map(|probe| {
-                probe
-                    .full
-                    .iter()
-                    .map(|key| (i32::from(probe.slot), key.as_str().to_owned()))
-            })
-            .unzip();
         let rows = sqlx::query_file!(
             "src/store/sql/claim.sql",
             me.incarnation.0,
@@ -259,9 +248,7 @@ impl Store {
             &slots,
             &epochs,
             &starts,
-            &rooms,
-            &full_slots,
-            &full_keys
+            &rooms
         )
         .fetch_all(&self.hot)
         .await?;
@@ -717,11 +704,7 @@ pub(super) async fn finish_on(
         .map(|row| i64::try_from(row.run.as_micros()).unwrap_or(i64::MAX))
         .collect();
     let failed: Vec<i32> = rows.iter().map(|row| i32::from(row.failed)).collect();
-    let (head_slots, head_ids): (Vec<i32>, Vec<i64>) = rows
-        .iter()
-        .filter(|row| row.head)
-        .map(|row| (i32::from(row.token.id.slot), row.token.id.number))
-        .unzip();
+    let heads: Vec<bool> = rows.iter().map(|row| row.head).collect();
     let rows = sqlx::query_file!(
         "src/store/sql/finish.sql",
         me.incarnation.0,
@@ -735,8 +718,7 @@ pub(super) async fn finish_on(
         &errors as &[Option<String>],
         &runs,
         &failed,
-        &head_slots,
-        &head_ids
+        &heads
     )
     .fetch_all(connection)
     .await?;

@@ -161,7 +161,7 @@ impl Store {
         kind: FenceKind,
         by: Incarnation,
     ) -> Result<Fencing, Error> {
-        if let (Some(renewals), FenceKind::Noticed | FenceKind::Replaced) = (seen, kind) {
+        if let Some(renewals) = seen {
             // Refuses new writers, so that a stream of them cannot hold off the lock below.
             sqlx::query_file!("src/store/sql/cut_short.sql", node.0, renewals)
                 .execute(&self.pool)
@@ -177,7 +177,7 @@ impl Store {
             loop {
                 tokio::select! {
                     result = &mut work => break result,
-                    () = tokio::time::sleep(FENCE_PATIENCE) => self.end_blockers(backend, node).await?,
+                    () = tokio::time::sleep(FENCE_PATIENCE) => self.end_blockers(backend, node, seen).await?,
                 }
             }
         };
@@ -185,8 +185,13 @@ impl Store {
         result
     }
 
-    async fn end_blockers(&self, backend: i32, node: Incarnation) -> Result<(), Error> {
-        let ended = sqlx::query_file_scalar!("src/store/sql/end_blockers.sql", backend)
+    pub(super) async fn end_blockers(
+        &self,
+        backend: i32,
+        node: Incarnation,
+        seen: Option<i64>,
+    ) -> Result<(), Error> {
+        let ended = sqlx::query_file_scalar!("src/store/sql/end_blockers.sql", backend, node.0, seen)
             .fetch_one(&self.pool)
             .await?;
         if ended > 0 {

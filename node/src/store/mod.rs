@@ -8,6 +8,8 @@ mod claims;
 pub(crate) mod demo;
 mod lease;
 mod migrate;
+#[cfg(test)]
+mod races_tests;
 mod read;
 mod retention;
 mod slots;

@@ -4,7 +4,7 @@ with gone as (
     delete from ringmesh.task t where t.slot = $1 and t.id = $2
     returning t.*
 ), lifting as (
-    update ringmesh.held_key h set task = 0, reason = 'lifting', held_until = null
+    update ringmesh.held_key h set task = -h.task, reason = 'lifting', held_until = null
     from gone where h.slot = gone.slot and h.key = gone.key and h.task = gone.id and h.behind
 ), lifted as (
     delete from ringmesh.held_key h

@@ -1,6 +1,5 @@
 -- Claims due tasks of the owner's slots, oldest first.
--- $1 incarnation, $2 boot; per slot: $3 slot, $4 epoch, $5 start of the probe, $6 how many at most; $7 slots and $8 keys to be
--- passed over: of them enough is in memory, and a key with a long queue must not keep the others of its slot waiting.
+-- $1 incarnation, $2 boot; per slot: $3 slot, $4 epoch, $5 start of the probe, $6 how many at most.
 -- Fence: the node row, then the slot rows with owner and epoch. The target repeats epoch and attempt: a claim that waited
 -- for a row re-checks only the target's own conditions. Index: task_due. The order of the answer is not promised.
 -- Each slot that is ours also has a row with id 0: how many tasks its probe picked (as attempt), and whether it has held keys
@@ -10,8 +9,7 @@ with fence as materialized (
     where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
     for key share
 ), live as materialized (
-    select s.slot, s.epoch, w.start, w.room,
-           array(select f.key from unnest($7::integer[], $8::text[]) as f (slot, key) where f.slot = s.slot) as full_keys
+    select s.slot, s.epoch, w.start, w.room
     from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as w (slot, epoch, start, room)
     join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1
     where exists (select from fence)
@@ -24,21 +22,20 @@ with fence as materialized (
                exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key) as head
         from ringmesh.task t
         where t.slot = live.slot and t.id >= live.start and t.wait is null and t.epoch is distinct from live.epoch
-          and t.key <> all (live.full_keys)
           and not exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key and h.task <> t.id)
         order by t.id
         limit live.room
     ) due on true
 ), claimed as (
     update ringmesh.task t
-    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
+    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(), trial = 0,
         crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
     from picked p
     where t.slot = p.slot and t.id = p.id and t.wait is null
       and t.epoch is distinct from p.epoch and t.attempt = p.attempt
     returning t.slot, t.id, t.attempt, t.epoch, t.key, t.kind,
         case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
-        t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
+        t.priority, t.failures, t.crashes, p.trial, t.max_attempts, t.timeout_ms, t.waiter,
         p.lost_epoch is not null as lost, p.head as head, t.created_at
 )
 select slot as "slot!", id as "id!", attempt as "attempt!", epoch as "epoch!", key as "key!", kind as "kind!", payload,

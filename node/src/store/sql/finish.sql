@@ -1,6 +1,6 @@
 -- Ends tasks: deletes them and archives how they ended.
 -- $1 incarnation, $2 boot; per task: $3 slot, $4 id, $5 epoch, $6 attempt, $7 state, $8 result, $9 error, $10 its run so far
--- in microseconds, $11 whether a failure is added; $12 slots and $13 ids of those that are heads of held keys.
+-- in microseconds, $11 whether a failure is added; $12 whether it is the head of a held key.
 -- Fence: node row, slot rows; the target repeats epoch and attempt. Missing in the answer: fenced, or ended already.
 with fence as materialized (
     select from ringmesh.node
@@ -16,20 +16,19 @@ with fence as materialized (
 ), given as materialized (
     -- CASE keeps this one look-up in a hash table: a join would compare all pairs.
     select d.* from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::text[], $9::text[],
-                         $10::bigint[], $11::integer[])
-        as d (slot, id, epoch, attempt, state, result, error, run_us, failed)
+                         $10::bigint[], $11::integer[], $12::boolean[])
+        as d (slot, id, epoch, attempt, state, result, error, run_us, failed, head)
     where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 ), ended as (
     delete from ringmesh.task t
     using given d
     where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
     returning t.slot, t.id, t.key, t.kind, t.payload, t.priority, t.attempt, t.failures + d.failed as failures, t.crashes,
-              t.epoch, t.created_at, d.state, d.result, coalesce(d.error, t.error) as error, d.run_us
+              t.epoch, t.created_at, d.state, d.result, coalesce(d.error, t.error) as error, d.run_us, d.head
 ), heads as materialized (
-    select e.slot, e.key, e.id from ended e
-    where case when (e.slot, e.id) in (select * from unnest($12::integer[], $13::bigint[])) then true else false end
+    select e.slot, e.key, e.id from ended e where e.head
 ), lifting as (
-    update ringmesh.held_key h set task = 0, reason = 'lifting', held_until = null
+    update ringmesh.held_key h set task = -h.task, reason = 'lifting', held_until = null
     from heads where h.slot = heads.slot and h.key = heads.key and h.task = heads.id and h.behind
 ), lifted as (
     delete from ringmesh.held_key h

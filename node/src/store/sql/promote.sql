@@ -1,11 +1,12 @@
--- Makes scheduled tasks due whose time has come, in chunks. $1 incarnation, $2 boot, $3 slots, $4 epochs, $5 at most per slot.
--- Fence: node row, slot rows. Index: task_scheduled.
+-- Makes scheduled tasks due whose time has come, in chunks, in the order of their times, then of their ids.
+-- $1 incarnation, $2 boot, $3 slots, $4 epochs, $5 at most per slot. Fence: node row, slot rows. Index: task_scheduled, whose
+-- condition needs a time that does not move: `now` is taken once.
 with fence as materialized (
     select from ringmesh.node
     where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
     for key share
 ), live as materialized (
-    select s.slot, s.epoch
+    select s.slot, s.epoch, clock_timestamp() as now
     from unnest($3::integer[], $4::bigint[]) as w (slot, epoch)
     join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1
     where exists (select from fence)
@@ -13,12 +14,12 @@ with fence as materialized (
     for share of s
 ), picked as materialized (
     select due.* from live cross join lateral (
-        select t.slot, t.id from ringmesh.task t
-        where t.slot = live.slot and t.wait = 'scheduled' and t.run_at <= clock_timestamp()
-        order by t.run_at
+        select t.slot, t.id, live.now from ringmesh.task t
+        where t.slot = live.slot and t.wait = 'scheduled' and t.run_at <= live.now
+        order by t.run_at, t.id
         limit $5::integer
     ) due
 )
 update ringmesh.task t set wait = null from picked p
-where t.slot = p.slot and t.id = p.id and t.wait = 'scheduled' and t.run_at <= clock_timestamp()
+where t.slot = p.slot and t.id = p.id and t.wait = 'scheduled' and t.run_at <= p.now
 returning t.slot, t.id, t.priority

@@ -1,6 +1,7 @@
 -- Sends tasks back to wait for their next run, and holds their keys for them.
 -- $1 incarnation, $2 boot; per task: $3 slot, $4 id, $5 epoch, $6 attempt, $7 key, $8 delay in ms, $9 failures to add,
--- $10 error. Each key at most once. Fence as in finish.sql. Locks: node, slots, tasks, held keys.
+-- $10 error. Each key at most once; a delay counts as a hundred years at most. Fence as in finish.sql.
+-- Locks: node, slots, tasks, held keys.
 with fence as materialized (
     select from ringmesh.node
     where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
@@ -20,7 +21,7 @@ with fence as materialized (
     where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 ), waiting as (
     update ringmesh.task t
-    set epoch = null, wait = 'scheduled', run_at = clock_timestamp() + d.delay_ms * interval '1 millisecond',
+    set epoch = null, wait = 'scheduled', run_at = clock_timestamp() + least(d.delay_ms, 3153600000000) * interval '1 millisecond',
         failures = t.failures + d.failed, error = coalesce(d.error, t.error), trial = 0
     from given d
     where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt

@@ -20,7 +20,7 @@ with input as materialized (
     insert into ringmesh.task (slot, id, key, kind, payload, priority, max_attempts, timeout_ms, waiter, run_at, wait)
     select i.slot, i.id, i.key, i.kind, i.payload::json, i.priority, i.max_attempts, i.timeout_ms, i.waiter, i.run_at,
            case when i.run_at > clock_timestamp() then 'scheduled' end
-    from fresh f join input i on i.id = f.task
+    from input i where (i.id in (select task from fresh)) is true
     returning id
 )
-select i.place as "place!", i.id as "id!" from inserted n join input i on i.id = n.id
+select i.place as "place!", i.id as "id!" from input i where (i.id in (select id from inserted)) is true

@@ -19,7 +19,7 @@ with input as materialized (
 ), picked as (
     select * from input where id_key is null
     union all
-    select i.* from fresh f join input i on i.id = f.task
+    select i.* from input i where (i.id in (select task from fresh)) is true
 ), inserted as (
     insert into ringmesh.task (slot, id, key, kind, payload, priority, max_attempts, timeout_ms, waiter, run_at, wait)
     select slot, id, key, kind, payload::json, priority, max_attempts, timeout_ms, waiter, run_at,
@@ -27,4 +27,4 @@ with input as materialized (
     from picked
     returning id
 )
-select i.place as "place!", i.id as "id!" from inserted n join input i on i.id = n.id
+select i.place as "place!", i.id as "id!" from input i where (i.id in (select id from inserted)) is true
