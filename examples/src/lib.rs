@@ -1,1 +1,1 @@
-//! One lesson per file, each in this folder.
+//! One lesson per file, each in the folder above, with its run line on top.

@@ -37,6 +37,7 @@ pub mod wait;
 pub use context::Context;
 pub use handler::Failure;
 pub use mesh::{Error, Mesh};
+pub use ringmesh_ring::Key;
 
 /// The database library of a handler's own transaction, at the version that this crate uses.
 pub use ::sqlx;
