@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ringmesh_ring::{Incarnation, Slot};
@@ -24,8 +24,10 @@ pub const HINTS_PATH: &str = "/internal/v1/hints";
 /// Where handoffs are offered.
 pub const HANDOFF_PATH: &str = "/internal/v1/handoff";
 
-/// How long hints to another node wait for neighbours.
+/// How long hints to another node wait for neighbours, if some were sent to it within [`CALM`]. At a light load none wait.
 const COALESCE: Duration = Duration::from_millis(1);
+/// After this long without hints to a node, the next one goes at once.
+const CALM: Duration = Duration::from_millis(5);
 /// Single tasks, ended or cancelled, that may wait per target.
 const ROOM: usize = 10_000;
 /// For a connection to another node.
@@ -73,6 +75,9 @@ pub(crate) struct Message {
     pub(crate) to: i64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tasks: Vec<Hint>,
+    /// As `tasks`, from a node that was told of them and is not their slots' owner. They are not passed on again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) passed: Vec<Hint>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) ended: Vec<TaskId>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -114,22 +119,35 @@ pub enum Error {
 #[derive(Default)]
 struct Outbox {
     tasks: HashMap<Slot, Hint>,
+    passed: HashMap<Slot, Hint>,
     ended: Vec<TaskId>,
     cancelled: Vec<TaskId>,
     moved: bool,
     /// A request is under way.
     busy: bool,
+    /// When the last one was sent.
+    sent: Option<Instant>,
 }
 
 impl Outbox {
     fn is_empty(&self) -> bool {
-        self.tasks.is_empty() && self.ended.is_empty() && self.cancelled.is_empty() && !self.moved
+        self.tasks.is_empty()
+            && self.passed.is_empty()
+            && self.ended.is_empty()
+            && self.cancelled.is_empty()
+            && !self.moved
+    }
+
+    /// Whether nothing was sent lately.
+    fn is_calm(&self) -> bool {
+        self.sent.is_none_or(|sent| sent.elapsed() >= CALM)
     }
 
     fn take(&mut self, to: Incarnation) -> Message {
         Message {
             to: to.0,
             tasks: self.tasks.drain().map(|(_, hint)| hint).collect(),
+            passed: self.passed.drain().map(|(_, hint)| hint).collect(),
             ended: std::mem::take(&mut self.ended),
             cancelled: std::mem::take(&mut self.cancelled),
             moved: std::mem::take(&mut self.moved),
@@ -139,7 +157,8 @@ impl Outbox {
 
 impl Message {
     fn len(&self) -> u64 {
-        (self.tasks.len() + self.ended.len() + self.cancelled.len()) as u64 + u64::from(self.moved)
+        (self.tasks.len() + self.passed.len() + self.ended.len() + self.cancelled.len()) as u64
+            + u64::from(self.moved)
     }
 }
 
@@ -212,6 +231,11 @@ impl Hints {
 
     /// Tells the owners about new tasks.
     pub fn all_tasks(&self, hints: Vec<Hint>) {
+        self.route(hints, |outbox| &mut outbox.tasks);
+    }
+
+    /// Sorts hints by the owners of their slots: this node's go to its dispatch, the others into outboxes.
+    fn route(&self, hints: Vec<Hint>, queue: impl Fn(&mut Outbox) -> &mut HashMap<Slot, Hint>) {
         if hints.is_empty() {
             return;
         }
@@ -226,8 +250,7 @@ impl Hints {
                     Some((owner, _)) => {
                         let outboxes = outboxes.get_or_insert_with(|| lock(&self.shared.outboxes));
                         let outbox = outboxes.entry(owner).or_default();
-                        outbox
-                            .tasks
+                        queue(outbox)
                             .entry(hint.slot)
                             .and_modify(|old| _ = old.absorb(&hint))
                             .or_insert(hint);
@@ -329,8 +352,10 @@ impl Hints {
 
     /// Takes what another node sent to the present life.
     pub(crate) fn take(&self, message: Message) {
-        if !message.tasks.is_empty() {
-            self.shared.take_tasks(message.tasks);
+        // Whoever sent them may have known an older owner: a slot's move is news everywhere only at the next tick.
+        self.route(message.tasks, |outbox| &mut outbox.passed);
+        if !message.passed.is_empty() {
+            self.shared.take_tasks(message.passed);
         }
         for id in message.cancelled {
             self.shared.take_cancelled(id);
@@ -391,6 +416,14 @@ impl Shared {
         }
     }
 
+    /// Whether all that waits may go at once.
+    fn is_calm(&self) -> bool {
+        lock(&self.outboxes)
+            .values()
+            .filter(|outbox| !outbox.is_empty())
+            .all(Outbox::is_calm)
+    }
+
     async fn post(&self, to: Incarnation, path: &str, body: Bytes) -> Result<reqwest::Response, Error> {
         let address = self
             .directory
@@ -427,13 +460,18 @@ async fn send(hints: std::sync::Weak<Shared>) {
         {
             continue;
         }
-        tokio::time::sleep(COALESCE).await;
+        if !shared.is_calm() {
+            tokio::time::sleep(COALESCE).await;
+        }
         let messages: Vec<(Incarnation, Message)> = {
             let mut outboxes = lock(&shared.outboxes);
-            outboxes.retain(|_, outbox| outbox.busy || !outbox.is_empty());
-            let free = outboxes.iter_mut().filter(|(_, outbox)| !outbox.busy);
+            outboxes.retain(|_, outbox| outbox.busy || !outbox.is_empty() || !outbox.is_calm());
+            let free = outboxes
+                .iter_mut()
+                .filter(|(_, outbox)| !outbox.busy && !outbox.is_empty());
             free.map(|(to, outbox)| {
                 outbox.busy = true;
+                outbox.sent = Some(Instant::now());
                 (*to, outbox.take(*to))
             })
             .collect()

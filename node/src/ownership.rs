@@ -295,10 +295,10 @@ impl Ownership {
 
     fn on_quiet(&mut self, slots: &[(Slot, Epoch)]) {
         for (slot, epoch) in slots {
-            if self.table.epoch(*slot) == Some(*epoch) {
-                if let Some(leaving) = self.leaving.get_mut(slot) {
-                    leaving.quiet = true;
-                }
+            if self.table.epoch(*slot) == Some(*epoch)
+                && let Some(leaving) = self.leaving.get_mut(slot)
+            {
+                leaving.quiet = true;
             }
         }
     }
@@ -597,10 +597,11 @@ impl Ownership {
     fn transfer_quiet(&mut self) {
         let mut by_target: BTreeMap<Incarnation, Vec<(Slot, Epoch)>> = BTreeMap::new();
         for (slot, leaving) in &self.leaving {
-            if let (true, Some(held)) = (leaving.quiet, self.table.get(*slot)) {
-                if let State::Leaving { to } = held.state {
-                    by_target.entry(to).or_default().push((*slot, held.epoch));
-                }
+            if leaving.quiet
+                && let Some(held) = self.table.get(*slot)
+                && let State::Leaving { to } = held.state
+            {
+                by_target.entry(to).or_default().push((*slot, held.epoch));
             }
         }
         for (to, held) in by_target {
