@@ -1,7 +1,7 @@
 //! `ringmesh node`: one node, until it is drained.
 
 use ringmesh::handler::Handlers;
-use ringmesh::{Mesh, telemetry};
+use ringmesh::{Mesh, demo, telemetry};
 
 use super::failure::Failure;
 use super::options::NodeOptions;
@@ -16,9 +16,13 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let config = args.options.load()?.check().map_err(Failure::usage)?;
     telemetry::log(config.log_format).map_err(Failure::usage)?;
+    let mut handlers = Handlers::new();
+    if std::env::var_os(demo::ENV).is_some_and(|value| value == "1") {
+        handlers = demo::handlers(handlers, &config.name);
+    }
     Mesh::builder()
         .config(config)
-        .handlers(Handlers::new())
+        .handlers(handlers)
         .run()
         .await
         .map_err(Failure::failed)
