@@ -20,11 +20,13 @@ pub(crate) mod testing;
 pub(crate) mod testing_owner;
 mod transaction;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringmesh_ring::Incarnation;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::sync::Semaphore;
 
 pub use read::{Held, KeyStatus};
 
@@ -96,9 +98,15 @@ pub struct Store {
     /// For claim, finish and their like: sessions that only ever take index plans, since the tables they were planned on
     /// may have been empty then.
     pub(crate) hot: PgPool,
+    /// How many of `pool` may be in handlers' hands at a time. They may keep them for long: ownership, submits and reads must
+    /// still find one. Who waits here waits without failing, until its run's timeout.
+    pub(crate) in_handlers: Arc<Semaphore>,
     /// For sessions of their own: the lease, the death notice, migrations, fencing.
     pub(crate) direct: PgConnectOptions,
 }
+
+/// Connections that handlers' transactions leave to others.
+const KEPT_FROM_HANDLERS: u32 = 4;
 
 /// How a store connects.
 #[derive(Debug, Clone)]
@@ -154,6 +162,9 @@ impl Store {
         Ok(Store {
             pool: pool(options.connections).connect_lazy_with(connect.clone()),
             hot: pool(options.hot_connections).connect_lazy_with(hot),
+            in_handlers: Arc::new(Semaphore::new(
+                options.connections.saturating_sub(KEPT_FROM_HANDLERS).max(1) as usize,
+            )),
             direct: connect,
         })
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::pool::PoolConnection;
 use sqlx::{PgConnection, Postgres};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 
 use super::claims::finish_on;
 use super::{Error, Finish, Me, Store};
@@ -31,6 +31,8 @@ struct Open {
     connection: Option<PoolConnection<Postgres>>,
     store: Arc<Store>,
     backend: Backend,
+    /// Given back after the connection.
+    _permit: OwnedSemaphorePermit,
 }
 
 /// One server process; its start tells it from a later one with the same number.
@@ -129,6 +131,8 @@ impl TransactionCell {
             return Err(TransactionError::Ended);
         }
         if open.is_none() {
+            let permit = Arc::clone(&self.store.in_handlers).acquire_owned().await;
+            let permit = permit.map_err(|_| TransactionError::Ended)?;
             let connection = self.store.pool.acquire().await.map_err(Error::from)?;
             // From here on a drop closes the connection. No backend is known yet: an idle one ends with its socket.
             let mut new = Opening(Some(connection));
@@ -138,6 +142,7 @@ impl TransactionCell {
                 connection,
                 store: self.store.clone(),
                 backend,
+                _permit: permit,
             });
             let _ = self.backend.set(backend);
         }
