@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::dev::command::{DRAIN, Signals, hold, shown, start_server};
+use crate::dev::command::{DRAIN, Signals, hold, kept_secret, shown, start_server};
 use crate::dev::{self, Mesh, Postgres, mesh};
 use crate::store::{self, Store};
 use flights::Input;
@@ -201,6 +201,7 @@ async fn perform(
     options.nodes = args.nodes.into();
     options.base_port = args.port;
     options.log_dir = data.join("logs");
+    options.cluster_secret = Some(kept_secret(data)?);
     // A token in this process's environment is for other nodes than these.
     let env = [(ENV, "1"), ("RINGMESH_TOKEN", ""), ("RINGMESH_TOKEN_FILE", "")];
     options.extra_env = env

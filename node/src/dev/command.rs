@@ -73,6 +73,7 @@ pub async fn run(args: DevArgs) -> Result<()> {
         nodes: args.nodes.into(),
         base_port: args.port,
         log_dir: data.join("logs"),
+        cluster_secret: Some(kept_secret(&data)?),
         ..base
     };
     wanted.check()?;
@@ -124,6 +125,33 @@ pub(crate) fn hold(data: &Path) -> Result<std::fs::File> {
         },
         other => other,
     })
+}
+
+/// The secret of the mesh in a data folder: that of `RINGMESH_CLUSTER_SECRET`, else one that is kept in the folder, since the
+/// database knows it from the first start on and refuses nodes with another.
+pub(crate) fn kept_secret(data: &Path) -> Result<String> {
+    if let Some(given) = std::env::var("RINGMESH_CLUSTER_SECRET")
+        .ok()
+        .filter(|given| !given.is_empty())
+    {
+        return Ok(given);
+    }
+    let path = data.join("cluster-secret");
+    match std::fs::read_to_string(&path) {
+        Ok(kept) if !kept.trim().is_empty() => return Ok(kept.trim().to_owned()),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).doing(|| format!("read {}", path.display())),
+    }
+    let secret = super::random_hex::<32>()?;
+    let mut options = std::fs::File::options();
+    options.write(true).create(true).truncate(true);
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let written = options
+        .open(&path)
+        .and_then(|mut file| file.write_all(secret.as_bytes()));
+    written.doing(|| format!("write {}", path.display()))?;
+    Ok(secret)
 }
 
 /// An empty database URL asks for a server of its own.
