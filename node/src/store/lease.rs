@@ -105,7 +105,7 @@ impl Store {
     /// # Errors
     /// Nothing is written.
     pub async fn unfenced_nodes(&self) -> Result<Vec<Peer>, Error> {
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.control.acquire().await?;
         unfenced_nodes(&mut connection).await
     }
 
@@ -118,7 +118,7 @@ impl Store {
         name: &str,
     ) -> Result<Option<(Incarnation, i64, String, i64)>, Error> {
         let row = sqlx::query_file!("src/store/sql/unfenced_by_name.sql", name)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.control)
             .await?;
         Ok(row.map(|row| (Incarnation(row.incarnation), row.boot, row.http, row.renewals)))
     }
@@ -142,7 +142,7 @@ impl Store {
             node.weight,
             millis(ttl)
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.control)
         .await?;
         Ok(row.map(|row| Incarnation(row.incarnation)))
     }
@@ -164,7 +164,7 @@ impl Store {
         if let Some(renewals) = seen {
             // Refuses new writers, so that a stream of them cannot hold off the lock below.
             sqlx::query_file!("src/store/sql/cut_short.sql", node.0, renewals)
-                .execute(&self.pool)
+                .execute(&self.control)
                 .await?;
         }
         let mut connection = PgConnection::connect_with(&self.direct).await?;
@@ -192,7 +192,7 @@ impl Store {
         seen: Option<i64>,
     ) -> Result<(), Error> {
         let ended = sqlx::query_file_scalar!("src/store/sql/end_blockers.sql", backend, node.0, seen)
-            .fetch_one(&self.pool)
+            .fetch_one(&self.control)
             .await?;
         if ended > 0 {
             tracing::info!(%node, sessions = ended, "ended the sessions that held up a fence");

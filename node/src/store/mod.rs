@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringmesh_ring::Incarnation;
+use sqlx::ConnectOptions as _;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::sync::Semaphore;
@@ -93,8 +94,10 @@ pub struct Me {
 /// Access to the mesh's database.
 #[derive(Debug, Clone)]
 pub struct Store {
-    /// For everything that may take its own plan: submits, reads, moves, upkeep.
+    /// For everything that may take its own plan: submits, reads, upkeep, handlers' transactions.
     pub(crate) pool: PgPool,
+    /// For ownership: reads of slots, grants, transfers, fences. Of its own, so that no load of tasks delays a takeover.
+    pub(crate) control: PgPool,
     /// For claim, finish and their like: sessions that only ever take index plans, since the tables they were planned on
     /// may have been empty then.
     pub(crate) hot: PgPool,
@@ -104,6 +107,9 @@ pub struct Store {
     /// For sessions of their own: the lease, the death notice, migrations, fencing.
     pub(crate) direct: PgConnectOptions,
 }
+
+/// Ownership has few statements under way at a time.
+const CONTROL_CONNECTIONS: u32 = 3;
 
 /// Connections that handlers' transactions leave to others.
 const KEPT_FROM_HANDLERS: u32 = 4;
@@ -161,11 +167,13 @@ impl Store {
         };
         Ok(Store {
             pool: pool(options.connections).connect_lazy_with(connect.clone()),
+            control: pool(CONTROL_CONNECTIONS).connect_lazy_with(connect.clone()),
             hot: pool(options.hot_connections).connect_lazy_with(hot),
             in_handlers: Arc::new(Semaphore::new(
                 options.connections.saturating_sub(KEPT_FROM_HANDLERS).max(1) as usize,
             )),
-            direct: connect,
+            // Waiting for a peer's lock is slow by design.
+            direct: connect.disable_statement_logging(),
         })
     }
 }

@@ -36,10 +36,10 @@ impl Store {
             mine.ttl_ms,
             mine.secret_check
         )
-        .execute(&self.pool)
+        .execute(&self.control)
         .await?;
         let row = sqlx::query_file!("src/store/sql/mesh_settings.sql")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.control)
             .await?;
         Ok(MeshSettings {
             slots: row.slots,
@@ -57,7 +57,7 @@ impl Store {
     /// Nothing is written.
     pub async fn read_slots(&self) -> Result<Vec<Row>, Error> {
         let arrays = sqlx::query_file!("src/store/sql/read_slots.sql")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.control)
             .await?;
         Ok(Slot::all()
             .zip(arrays.owners.into_iter().zip(arrays.epochs))
@@ -83,7 +83,7 @@ impl Store {
             &slots,
             &epochs
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.control)
         .await?;
         Ok(rows
             .into_iter()
@@ -110,7 +110,7 @@ impl Store {
             &slots,
             &epochs
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.control)
         .await?;
         Ok(rows.into_iter().filter_map(|row| slot(row.slot)).collect())
     }
