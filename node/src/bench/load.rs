@@ -25,8 +25,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, Clone)]
 pub(super) struct Closed {
     pub(super) per_s: f64,
-    /// In ms, ascending.
+    /// From the first send to the 201, in ms, ascending.
     pub(super) latencies: Vec<f64>,
+    /// How many answers said "not now" (503); such a submit is sent again.
+    pub(super) refusals: usize,
 }
 
 /// Submits single tasks of distinct keys to one node, each connection one at a time.
@@ -46,13 +48,14 @@ pub(super) async fn closed(
             let mut connection = connect(&address).await?;
             let mut request = Request::single(&address, later);
             let mut latencies = Vec::new();
+            let mut refusals = 0;
             loop {
                 let sent = Instant::now();
                 if sent >= end {
-                    return Ok(latencies);
+                    return Ok((latencies, refusals));
                 }
                 let key = keys.fetch_add(1, Ordering::Relaxed);
-                submit(&mut connection, &address, request.keyed(key)).await?;
+                refusals += submit(&mut connection, &address, request.keyed(key)).await?;
                 let answered = Instant::now();
                 if answered >= start && answered < end {
                     latencies.push((answered - sent).as_secs_f64() * 1000.0);
@@ -60,11 +63,16 @@ pub(super) async fn closed(
             }
         })
     });
-    let mut latencies = try_join_all(workers).await?.concat();
+    let (mut latencies, mut refusals) = (Vec::new(), 0);
+    for (some, refused) in try_join_all(workers).await? {
+        latencies.extend(some);
+        refusals += refused;
+    }
     latencies.sort_unstable_by(f64::total_cmp);
     Ok(Closed {
         per_s: latencies.len() as f64 / time.as_secs_f64(),
         latencies,
+        refusals,
     })
 }
 
@@ -101,8 +109,6 @@ pub(super) struct Open {
     pub(super) accepted: Vec<TaskId>,
     /// From the send to the answer, tries included, in ms, ascending.
     pub(super) latencies: Vec<f64>,
-    /// How many sends were more than 20 ms behind their time.
-    pub(super) late: usize,
 }
 
 /// Submits at a rate, to the nodes in turn, keys in turn, until told to stop. What a node cannot take now, or a node that
@@ -123,7 +129,6 @@ pub(super) async fn open(addresses: &[String], per_s: u32, keys: u64, stop: Arc<
                     return Ok(mine);
                 }
                 let sent = Instant::now();
-                mine.late += usize::from(sent - due > Duration::from_millis(20));
                 mine.accepted.push(nodes.submit(ticket, ticket % keys).await?);
                 mine.latencies.push(sent.elapsed().as_secs_f64() * 1000.0);
             }
@@ -133,7 +138,6 @@ pub(super) async fn open(addresses: &[String], per_s: u32, keys: u64, stop: Arc<
     for one in try_join_all(workers).await? {
         all.accepted.extend(one.accepted);
         all.latencies.extend(one.latencies);
-        all.late += one.late;
     }
     all.latencies.sort_unstable_by(f64::total_cmp);
     Ok(all)
@@ -212,15 +216,21 @@ pub(super) async fn connect(address: &str) -> Result<Connection> {
     })
 }
 
-/// Sends a submit that must be accepted.
-pub(super) async fn submit(connection: &mut Connection, address: &str, request: &[u8]) -> Result<()> {
-    let answer = connection.exchange(request).await.map_err(|source| Error::Io {
-        doing: format!("submit to {address}"),
-        source,
-    })?;
-    match answer.status {
-        201 => Ok(()),
-        status => Err(unexpected(address, status, answer.text())),
+/// Sends a submit until it is accepted; answers with how often it was refused with 503.
+pub(super) async fn submit(connection: &mut Connection, address: &str, request: &[u8]) -> Result<usize> {
+    let begun = Instant::now();
+    let mut refusals = 0;
+    loop {
+        let answer = connection.exchange(request).await.map_err(|source| Error::Io {
+            doing: format!("submit to {address}"),
+            source,
+        })?;
+        match answer.status {
+            201 => return Ok(refusals),
+            503 if begun.elapsed() < PATIENCE => refusals += 1,
+            status => return Err(unexpected(address, status, answer.text())),
+        }
+        sleep(PAUSE).await;
     }
 }
 

@@ -206,3 +206,6 @@ pub async fn run(args: BenchArgs) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

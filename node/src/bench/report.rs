@@ -55,9 +55,11 @@ struct FloorFigures {
 struct More {
     submit_single_p50_ms: Option<f64>,
     submit_single_p99_ms: Option<f64>,
+    submit_single_refusals: Option<usize>,
     submit_single_running_per_s: Option<f64>,
     drain_1_noticed_ms: Option<f64>,
     drain_n_noticed_ms: Option<f64>,
+    start_rate_per_s: Option<f64>,
     start_max_ms: Option<f64>,
     start_submit_p50_ms: Option<f64>,
     start_submit_p99_ms: Option<f64>,
@@ -134,7 +136,11 @@ impl Report {
                     quantile(&closed.latencies, 0.5),
                     quantile(&closed.latencies, 0.99),
                 );
-                format!("p50 {}, p99 {}", ms(p50), ms(p99))
+                let refusals = match closed.refusals {
+                    0 => String::new(),
+                    some => format!("; {some} answers were 503"),
+                };
+                format!("p50 {}, p99 {}{refusals}", ms(p50), ms(p99))
             };
             let connections = args.connections;
             table.add_row(row(
@@ -188,7 +194,12 @@ impl Report {
             ));
         }
         if let Some(start) = &self.start {
-            let load = format!("{} submits/s over {} nodes", start::RATE, args.nodes);
+            let load = format!(
+                "{:.0} of {} submits/s sent, over {} nodes",
+                start.rate,
+                start::RATE,
+                args.nodes
+            );
             table.add_row(row("submit to start, p50", ms(start.p50), None, load));
             let rest = format!(
                 "max {}; submit to 201: p50 {}, p99 {}",
@@ -246,9 +257,11 @@ impl Report {
             more: More {
                 submit_single_p50_ms: single(0.5),
                 submit_single_p99_ms: single(0.99),
+                submit_single_refusals: submit.map(|submit| submit.single.refusals),
                 submit_single_running_per_s: submit.map(|submit| submit.single_running.per_s),
                 drain_1_noticed_ms: self.drain_1.map(|drain| drain.noticed_ms),
                 drain_n_noticed_ms: self.drain_n.map(|drain| drain.noticed_ms),
+                start_rate_per_s: start.map(|start| start.rate),
                 start_max_ms: start.map(|start| start.max),
                 start_submit_p50_ms: start.map(|start| start.submit_p50),
                 start_submit_p99_ms: start.map(|start| start.submit_p99),

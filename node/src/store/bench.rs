@@ -103,6 +103,18 @@ impl Server {
         Ok(())
     }
 
+    /// The databases of benchmarks that are there.
+    #[cfg(test)]
+    pub(crate) async fn databases(&self) -> Result<Vec<String>, Error> {
+        let mut connection = PgConnection::connect_with(&self.0).await?;
+        let names =
+            sqlx::query_scalar("select datname from pg_database where datname like 'ringmesh_bench_%'")
+                .fetch_all(&mut connection)
+                .await?;
+        connection.close().await?;
+        Ok(names)
+    }
+
     /// What the server says of itself.
     ///
     /// # Errors
