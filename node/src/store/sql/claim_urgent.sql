@@ -26,7 +26,7 @@ with fence as materialized (
 ), picked as materialized (
     select urgent.slot, urgent.epoch, due.*
     from urgent cross join lateral (
-        select t.id, t.attempt, t.epoch as lost_epoch, t.trial,
+        select t.ctid as place, t.id, t.attempt, t.epoch as lost_epoch, t.trial,
                exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key) as head
         from ringmesh.task t
         where t.slot = urgent.slot and t.id between urgent.start and urgent.last_id and t.key = urgent.key
@@ -40,8 +40,8 @@ with fence as materialized (
     set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(), trial = 0,
         crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
     from picked p
-    where t.slot = p.slot and t.id = p.id and t.wait is null
-      and t.epoch is distinct from p.epoch and t.attempt = p.attempt
+    -- By place, and the wait hidden from the planner: see finish.sql.
+    where t.ctid = p.place and coalesce(t.wait, '') = '' and t.epoch is distinct from p.epoch and t.attempt = p.attempt
     returning t.slot, t.id, t.attempt, t.epoch, t.key, t.kind,
         case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
         t.priority, t.failures, t.crashes, p.trial, t.max_attempts, t.timeout_ms, t.waiter,

@@ -2,6 +2,8 @@
 -- $1 incarnation, $2 boot; per task: $3 slot, $4 id, $5 epoch, $6 attempt, $7 state, $8 result, $9 error, $10 its run so far
 -- in microseconds, $11 whether a failure is added; $12 whether it is the head of a held key.
 -- Fence: node row, slot rows; the target repeats epoch and attempt. Missing in the answer: fenced, or ended already.
+-- The target is found by place (ctid), which leaves the planner one way. Joined by slot and id, a plan made while the
+-- table was empty reads the whole table and compares each row with each task given, and such a plan is kept.
 with fence as materialized (
     select from ringmesh.node
     where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
@@ -15,14 +17,20 @@ with fence as materialized (
     for share of s
 ), given as materialized (
     -- CASE keeps this one look-up in a hash table: a join would compare all pairs.
-    select d.* from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::text[], $9::text[],
-                         $10::bigint[], $11::integer[], $12::boolean[])
+    select d.*, t.place
+    from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::text[], $9::text[],
+                $10::bigint[], $11::integer[], $12::boolean[])
         as d (slot, id, epoch, attempt, state, result, error, run_us, failed, head)
+    cross join lateral (
+        select t.ctid as place from ringmesh.task t
+        where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+        limit 1
+    ) t
     where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 ), ended as (
     delete from ringmesh.task t
     using given d
-    where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+    where t.ctid = d.place and t.epoch = d.epoch and t.attempt = d.attempt
     returning t.slot, t.id, t.key, t.kind, t.payload, t.priority, t.attempt, t.failures + d.failed as failures, t.crashes,
               t.epoch, t.created_at, d.state, d.result, coalesce(d.error, t.error) as error, d.run_us, d.head
 ), heads as materialized (

@@ -13,10 +13,15 @@ with fence as materialized (
     for share of s
 ), given as materialized (
     -- CASE keeps this one look-up in a hash table: a join would compare all pairs.
-    select d.* from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as d (slot, id, epoch, attempt)
+    select d.*, t.place from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as d (slot, id, epoch, attempt)
+    cross join lateral (
+        select t.ctid as place from ringmesh.task t
+        where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+        limit 1
+    ) t
     where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 )
 update ringmesh.task t set epoch = null
 from given d
-where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+where t.ctid = d.place and t.epoch = d.epoch and t.attempt = d.attempt
 returning t.slot, t.id

@@ -5,8 +5,10 @@ select w.slot as "slot!", exists (
     where t.slot = w.slot and t.wait is null and t.priority > 0 and t.epoch is distinct from w.epoch
 ) as "urgent!"
 from unnest($1::integer[], $2::bigint[], $3::bigint[]) as w (slot, epoch, start)
-where exists (
+-- Not EXISTS, which may become a join that compares each slot with each task: see finish.sql.
+cross join lateral (
     select from ringmesh.task t
     where t.slot = w.slot and t.id >= w.start and t.wait is null and t.epoch is distinct from w.epoch
       and not exists (select from ringmesh.held_key h where h.slot = t.slot and h.key = t.key and h.task <> t.id)
-)
+    limit 1
+) due

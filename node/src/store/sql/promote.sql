@@ -14,12 +14,13 @@ with fence as materialized (
     for share of s
 ), picked as materialized (
     select due.* from live cross join lateral (
-        select t.slot, t.id, live.now from ringmesh.task t
+        select t.ctid as place, live.now from ringmesh.task t
         where t.slot = live.slot and t.wait = 'scheduled' and t.run_at <= live.now
         order by t.run_at, t.id
         limit $5::integer
     ) due
 )
 update ringmesh.task t set wait = null from picked p
-where t.slot = p.slot and t.id = p.id and t.wait = 'scheduled' and t.run_at <= p.now
+-- By place, and the wait hidden from the planner: see finish.sql.
+where t.ctid = p.place and coalesce(t.wait, '') = 'scheduled' and t.run_at <= p.now
 returning t.slot, t.id, t.priority

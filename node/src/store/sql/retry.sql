@@ -15,16 +15,21 @@ with fence as materialized (
     for share of s
 ), given as materialized (
     -- CASE keeps this one look-up in a hash table: a join would compare all pairs.
-    select d.* from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::bigint[],
+    select d.*, t.place from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[], $7::text[], $8::bigint[],
                          $9::integer[], $10::text[])
         as d (slot, id, epoch, attempt, key, delay_ms, failed, error)
+    cross join lateral (
+        select t.ctid as place from ringmesh.task t
+        where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+        limit 1
+    ) t
     where case when (d.slot, d.epoch) in (select slot, epoch from live) then true else false end
 ), waiting as (
     update ringmesh.task t
     set epoch = null, wait = 'scheduled', run_at = clock_timestamp() + least(d.delay_ms, 3153600000000) * interval '1 millisecond',
         failures = t.failures + d.failed, error = coalesce(d.error, t.error), trial = 0
     from given d
-    where t.slot = d.slot and t.id = d.id and t.epoch = d.epoch and t.attempt = d.attempt
+    where t.ctid = d.place and t.epoch = d.epoch and t.attempt = d.attempt
     returning t.slot, t.id, t.key, t.run_at
 ), held as (
     insert into ringmesh.held_key as h (slot, key, task, reason, held_until)
