@@ -1,0 +1,258 @@
+//! Runs: starting them, and what their outcomes lead to.
+
+use super::*;
+
+impl Engine {
+    pub(super) fn cancel(&mut self, run: RunId, reason: Reason) {
+        let until = now() + ms(self.parts.limits.grace);
+        if let Some(run) = self.runs.get_mut(&run)
+            && run.cancelled.is_none()
+        {
+            run.cancelled = Some((reason, until));
+            run.cancellation.cancel();
+        }
+    }
+
+    pub(super) fn cancel_all(&mut self, reason: Reason) {
+        let runs: Vec<RunId> = self.runs.keys().copied().collect();
+        runs.into_iter().for_each(|run| self.cancel(run, reason));
+    }
+
+    /// A task whose turn it is.
+    pub(super) fn begin(&mut self, start: Start, now: i64) {
+        let Start { run, lane, task } = start;
+        if !self.lanes.is_active(lane, run) {
+            return;
+        }
+        let crashed =
+            task.crashes >= CRASHES || task.failures.saturating_add(task.crashes) >= task.max_attempts;
+        let handlers = self.parts.handlers.clone();
+        match handlers.get(&task.kind) {
+            _ if crashed => {
+                let text = format!(
+                    "its runs ended their process {} times and failed {} times, of {} attempts",
+                    task.crashes, task.failures, task.max_attempts
+                );
+                self.finish(lane, run, &Task::of(&task), Err(text), Duration::ZERO, false);
+            }
+            None => {
+                tracing::warn!(kind = task.kind, task = %task.id, "no handler for the kind: its key waits for a node that has one");
+                self.send_back(lane, run, &Task::of(&task), What::SetAside);
+            }
+            Some(Handler::Quick(handler)) if task.payload.is_some() => {
+                let answer = handler(task.payload.clone().unwrap_or_default());
+                self.conclude(lane, run, &Task::of(&task), answer, Duration::ZERO, None);
+            }
+            Some(_) => self.spawn_run(lane, run, task, now),
+        }
+    }
+
+    pub(super) fn spawn_run(&mut self, lane: LaneId, run: RunId, task: Claimed, now: i64) {
+        let cancellation = CancellationToken::new();
+        let grace = self.parts.limits.grace;
+        let transaction = Arc::new(TransactionCell::new(
+            self.store.clone(),
+            task.timeout.saturating_add(grace * 2),
+        ));
+        let meta = Task::of(&task);
+        let context = Context {
+            inner: Arc::new(Inner {
+                token: meta.token,
+                key: task.key,
+                kind: task.kind,
+                failures: task.failures,
+                cancellation: cancellation.clone(),
+                caches: self.caches.clone(),
+                transaction: transaction.clone(),
+            }),
+        };
+        let work = run::run(
+            self.parts.handlers.clone(),
+            self.store.clone(),
+            self.me(),
+            context,
+            task.payload,
+            task.head,
+        );
+        let events = self.events.clone();
+        let handle = tokio::spawn(async move {
+            let outcome = work.await;
+            // An error means that dispatch has ended.
+            let _ = events.send(Event::Ran { run, outcome });
+        });
+        let running = Running {
+            lane,
+            task: meta,
+            began: now,
+            timeout: now.saturating_add(ms(task.timeout)),
+            cancellation,
+            abort: handle.abort_handle(),
+            transaction,
+            cancelled: None,
+        };
+        self.runs.insert(run, running);
+    }
+
+    pub(super) fn on_ran(&mut self, run: RunId, outcome: Outcome) {
+        // A run that was aborted or whose slot was lost: nothing of it could be committed any more.
+        let Some(it) = self.runs.remove(&run) else { return };
+        let took = Duration::from_millis(u64::try_from(now() - it.began).unwrap_or(0));
+        let reason = it.cancelled.map(|(reason, _)| reason);
+        match outcome {
+            Outcome::Answered(answer) => self.conclude(it.lane, run, &it.task, answer, took, reason),
+            Outcome::Committed => {
+                let write = self.finish_row(it.lane, run, &it.task, Ok(None), took, false);
+                self.on_applied(&write);
+            }
+            Outcome::NotStarted(error) => {
+                tracing::warn!(error = %chain(&error), "a payload could not be read, its task goes back");
+                self.send_back(it.lane, run, &it.task, What::GiveBack);
+            }
+            // Nothing was committed, or who knows: a read tells. If the task is still ours, it runs again.
+            Outcome::Refused | Outcome::Unknown | Outcome::Gone => {
+                if matches!(outcome, Outcome::Refused) {
+                    self.count_fenced(1);
+                }
+                let row = self.close_for(it.lane, run, &it.task, What::GiveBack);
+                self.read_back(vec![row], Duration::ZERO);
+            }
+        }
+    }
+
+    pub(super) fn conclude(
+        &mut self,
+        lane: LaneId,
+        run: RunId,
+        task: &Task,
+        answer: Answer,
+        took: Duration,
+        reason: Option<Reason>,
+    ) {
+        let failure = match answer.and_then(|result| result.map(run::result_text).transpose()) {
+            // Also after a cancellation: it did its work, and if it may not count the fence says so.
+            Ok(result) => return self.finish(lane, run, task, Ok(result), took, false),
+            Err(failure) => failure,
+        };
+        let failure = match reason {
+            Some(Reason::Leaving | Reason::Trust | Reason::Cancelled) => {
+                return self.send_back(lane, run, task, What::GiveBack);
+            }
+            Some(Reason::Timeout) => Failure {
+                text: format!(
+                    "timeout: cancelled after {} ms: {}",
+                    took.as_millis(),
+                    failure.text
+                ),
+                // What it asked for besides: a run past its timeout is a failure like any other.
+                then: if failure.then == Then::End {
+                    Then::End
+                } else {
+                    Then::Retry
+                },
+            },
+            None => failure,
+        };
+        if let Then::Snooze(delay) = failure.then {
+            let what = What::Retry {
+                key: task.key.clone(),
+                delay,
+                failed: false,
+                error: None,
+            };
+            return self.send_back(lane, run, task, what);
+        }
+        let text = run::error_text(&failure.text);
+        let failures = task.failures.saturating_add(1);
+        if failure.then == Then::End || failures.saturating_add(task.crashes) >= task.max_attempts {
+            return self.finish(lane, run, task, Err(text), took, true);
+        }
+        let delay = match failure.then {
+            Then::RetryAfter(delay) => delay,
+            _ => {
+                // xorshift64
+                self.random ^= self.random << 13;
+                self.random ^= self.random >> 7;
+                self.random ^= self.random << 17;
+                let Limits {
+                    backoff,
+                    backoff_most,
+                    ..
+                } = self.parts.limits;
+                run::backoff(task.failures, backoff, backoff_most, self.random)
+            }
+        };
+        let what = What::Retry {
+            key: task.key.clone(),
+            delay,
+            failed: true,
+            error: Some(text),
+        };
+        self.send_back(lane, run, task, what);
+    }
+
+    pub(super) fn finish_row(
+        &self,
+        lane: LaneId,
+        run: RunId,
+        task: &Task,
+        end: Result<Option<String>, String>,
+        took: Duration,
+        failed: bool,
+    ) -> Write {
+        Write {
+            lane,
+            run: Some(run),
+            token: task.token,
+            waiter: task.waiter,
+            what: What::Finish {
+                end,
+                run: took,
+                failed,
+                head: task.head,
+            },
+        }
+    }
+
+    pub(super) fn finish(
+        &mut self,
+        lane: LaneId,
+        run: RunId,
+        task: &Task,
+        end: Result<Option<String>, String>,
+        took: Duration,
+        failed: bool,
+    ) {
+        let row = self.finish_row(lane, run, task, end, took, failed);
+        self.outbox.push(row);
+    }
+
+    /// Closes the lane of a run, gives back what waits in it, and answers with the row about the run's own task.
+    pub(super) fn close_for(&mut self, lane: LaneId, run: RunId, task: &Task, what: What) -> Write {
+        let back = self.lanes.close(lane, Some(run));
+        self.give_back(back);
+        Write {
+            lane,
+            run: Some(run),
+            token: task.token,
+            waiter: None,
+            what,
+        }
+    }
+
+    pub(super) fn send_back(&mut self, lane: LaneId, run: RunId, task: &Task, what: What) {
+        let row = self.close_for(lane, run, task, what);
+        self.outbox.push(row);
+    }
+
+    pub(super) fn give_back(&mut self, back: Vec<Return>) {
+        for Return { lane, token } in back {
+            self.outbox.push(Write {
+                lane,
+                run: None,
+                token,
+                waiter: None,
+                what: What::GiveBack,
+            });
+        }
+    }
+}
