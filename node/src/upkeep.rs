@@ -22,6 +22,17 @@ pub(crate) struct Report {
     pub(crate) tasks: Vec<TaskId>,
     /// Slots with holds that were lifted.
     pub(crate) lifted: Vec<Slot>,
+    /// Slots about which a statement gave no answer: tasks may have become claimable, or may yet.
+    pub(crate) unsure: Vec<(Slot, Epoch)>,
+}
+
+impl Report {
+    fn failed(&mut self, step: &'static str, slots: &[(Slot, Epoch)], error: &Error) {
+        warn(step, error);
+        if matches!(error, Error::Unknown(_)) {
+            self.unsure.extend(slots);
+        }
+    }
 }
 
 /// Work that is due in this round besides the lifting of holds.
@@ -103,25 +114,21 @@ async fn keys(
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) => {
-                    warn("lift_behind", &error);
+                    report.failed("lift_behind", slots, &error);
                     break;
                 }
             }
         }
         match store.lift_done(me, slots).await {
             Ok(lifted) => report.lifted.extend(lifted),
-            Err(error) => {
-                warn("lift_done", &error);
-                // Some may be lifted.
-                report.lifted.extend(slots.iter().map(|(slot, _)| *slot));
-            }
+            Err(error) => report.failed("lift_done", slots, &error),
         }
     }
     if round.take_up_kinds {
         for slots in those(|holds| holds.kind).chunks(SLOTS_PER_CHUNK) {
             match store.take_up_kinds(me, slots, kinds).await {
                 Ok(tasks) => report.tasks.extend(tasks),
-                Err(error) => warn("take_up_kinds", &error),
+                Err(error) => report.failed("take_up_kinds", slots, &error),
             }
         }
     }

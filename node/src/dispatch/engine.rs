@@ -36,8 +36,6 @@ const CLAIMS: usize = 2;
 const SWEEP_MS: i64 = 100;
 /// How often the horizon is polled.
 const HORIZON_MS: i64 = 500;
-/// How often memory is compared with what Postgres holds as claimed.
-const COMPARE_MS: i64 = 30_000;
 /// The pause after a failure of anything periodic.
 const PAUSE: Duration = Duration::from_millis(300);
 /// Slots in one statement that only reads, and in one that promotes.
@@ -83,18 +81,14 @@ pub(super) enum Event {
     Promoted {
         slots: Vec<(Slot, Epoch)>,
         tasks: Vec<(TaskId, u8)>,
-        unsure: bool,
+        unsure: Vec<(Slot, Epoch)>,
     },
     Upkept {
         report: upkeep::Report,
         took: Duration,
     },
     Settled {
-        slots: Vec<(Slot, Epoch)>,
-        result: Result<Vec<Token>, Error>,
-    },
-    Compared {
-        slots: Vec<(Slot, Epoch, u64)>,
+        slots: Vec<(Slot, Epoch, i64)>,
         result: Result<Vec<Token>, Error>,
     },
 }
@@ -163,7 +157,6 @@ struct Next {
     news: i64,
     due: i64,
     upkeep: i64,
-    compare: i64,
     claim: i64,
 }
 
@@ -233,7 +226,6 @@ impl Engine {
                 news: 0,
                 due: 0,
                 upkeep: 0,
-                compare: now() + COMPARE_MS,
                 claim: 0,
             },
             due_again: false,
@@ -314,7 +306,6 @@ impl Engine {
             Event::Promoted { slots, tasks, unsure } => self.on_promoted(slots, tasks, unsure),
             Event::Upkept { report, took } => self.on_upkept(report, took),
             Event::Settled { slots, result } => self.on_settled(slots, result),
-            Event::Compared { slots, result } => self.on_compared(slots, result),
         }
         None
     }

@@ -26,7 +26,8 @@
 //! The horizon comes from polls of `horizon.sql`: a poll reads the last number given (`last_id`), then takes a transaction
 //! number (`here`). Who holds a task number took its transaction number before it, so it is below `here`. Once a later poll
 //! sees that all transactions below `here` have ended (`xmin >= here`), every task up to `last_id` is visible to all later
-//! snapshots, or never will be.
+//! snapshots, or never will be. A poll's own commit writes WAL and waits for it, so that a crash of Postgres takes back
+//! neither of the two numbers; what it does take back was given to transactions that died with it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -109,6 +110,7 @@ pub(crate) struct Lanes {
     urgent: VecDeque<Slot>,
     claims: HashMap<u64, (Plan, i64)>,
     polls: VecDeque<(i64, i64)>,
+    last_poll: Option<Horizon>,
     horizon: i64,
     tasks: usize,
     active: usize,
@@ -131,7 +133,6 @@ struct Owned {
     /// The claim in flight, and the lowest number that became claimable since it began.
     claim: Option<u64>,
     lowered: i64,
-    last_claim: u64,
     pins: u32,
     /// More than 0: a claim's outcome is unknown; nothing is claimed until what it took is back.
     doubts: u32,
@@ -186,6 +187,7 @@ impl Lanes {
             urgent: VecDeque::new(),
             claims: HashMap::new(),
             polls: VecDeque::new(),
+            last_poll: None,
             horizon: 0,
             tasks: 0,
             active: 0,
@@ -221,7 +223,6 @@ impl Lanes {
             start: 0,
             claim: None,
             lowered: i64::MAX,
-            last_claim: 0,
             pins: 0,
             doubts: 0,
             dirty: true,
@@ -388,6 +389,11 @@ impl Lanes {
 
     /// A poll's answer; polls come one after the other.
     pub(crate) fn on_horizon(&mut self, poll: Horizon) {
+        if let Some(last) = self.last_poll.replace(poll)
+            && (poll.last_id < last.last_id || poll.here <= last.here)
+        {
+            self.forget_horizon();
+        }
         while let Some((last_id, here)) = self.polls.front().copied() {
             if poll.xmin < here {
                 break;
@@ -398,6 +404,20 @@ impl Lanes {
         // A transaction that stays open for hours must not fill the memory; a later poll covers what is left out.
         if self.polls.len() < 1024 {
             self.polls.push_back((poll.last_id, poll.here));
+        }
+    }
+
+    /// The server gave numbers back: another history than the one that the horizon was learned from. A crash does not do that,
+    /// since polls are durable; a restored or promoted server may.
+    fn forget_horizon(&mut self) {
+        self.polls.clear();
+        self.horizon = 0;
+        for (_, horizon) in self.claims.values_mut() {
+            *horizon = 0;
+        }
+        for owned in self.slots.iter_mut().flatten() {
+            owned.start = 0;
+            owned.lowered = 0;
         }
     }
 
@@ -469,7 +489,6 @@ impl Lanes {
                 continue;
             };
             owned.claim = Some(number);
-            owned.last_claim = number;
             owned.lowered = i64::MAX;
             self.reserved += if urgent { URGENT_ROOM } else { room };
             let start = if owned.pins > 0 { 0 } else { owned.start };
@@ -562,8 +581,8 @@ impl Lanes {
     }
 
     /// A claim came to nothing. If its outcome is unknown, its slots are in doubt until [`Lanes::resolve`]; they are in the
-    /// answer.
-    pub(crate) fn on_claim_failed(&mut self, number: u64, unknown: bool) -> Vec<(Slot, Epoch)> {
+    /// answer, each with the number from which it looked.
+    pub(crate) fn on_claim_failed(&mut self, number: u64, unknown: bool) -> Vec<(Slot, Epoch, i64)> {
         let Some((plan, _)) = self.end_claim(number) else {
             return Vec::new();
         };
@@ -579,7 +598,7 @@ impl Lanes {
             owned.urgent |= plan.urgent;
             if unknown {
                 owned.doubts += 1;
-                doubtful.push((probe.slot, probe.epoch));
+                doubtful.push((probe.slot, probe.epoch, probe.start));
             }
             self.claim_over(probe.slot, number);
         }
@@ -622,21 +641,6 @@ impl Lanes {
             self.reset(slot);
             self.mark(slot, true);
         }
-    }
-
-    /// The slots with no claim in flight, for a comparison with Postgres.
-    pub(crate) fn at_rest(&self) -> Vec<(Slot, Epoch, u64)> {
-        self.held()
-            .filter(|(_, owned)| owned.claim.is_none() && owned.doubts == 0)
-            .map(|(slot, owned)| (slot, owned.epoch, owned.last_claim))
-            .collect()
-    }
-
-    /// Whether no claim of the slot began since [`Lanes::at_rest`] gave this number for it.
-    pub(crate) fn still_at_rest(&self, slot: Slot, epoch: Epoch, last_claim: u64) -> bool {
-        self.slots[slot.index()]
-            .as_ref()
-            .is_some_and(|owned| owned.epoch == epoch && owned.last_claim == last_claim)
     }
 
     /// Which of these claims, read from Postgres, are under an epoch that we hold and nobody here knows of.

@@ -480,3 +480,57 @@ async fn a_kind_without_a_handler_waits_and_holds_its_key() {
     assert_eq!(db.end_of(next).await.state, State::Succeeded);
     assert_eq!(db.view(strange).await.state, State::Succeeded);
 }
+
+/// Horizon, hold, cancel at another node, lost hint.
+#[tokio::test]
+async fn what_a_hold_hid_starts_before_what_was_submitted_after_the_hold_was_lifted() {
+    let db = Database::new().await;
+    let slot = slot_of("k");
+    let (me, granted) = db.owner("a", &[slot]).await;
+    let head = db.submit("noop", "k", "1").await;
+    let mut lanes = lanes::Lanes::new(lanes::Room {
+        tasks: 100,
+        per_slot: 100,
+    });
+    lanes.grant(slot, granted[0].1);
+    let plan = lanes.plan().unwrap();
+    let plan = if plan.urgent {
+        let answer = db.store.claim_urgent(me, &plan.probes).await.unwrap();
+        lanes.on_claim(plan.number, answer, 0);
+        lanes.plan().unwrap()
+    } else {
+        plan
+    };
+    let answer = db.store.claim(me, &plan.probes).await.unwrap();
+    lanes.on_claim(plan.number, answer, 0);
+    let start = lanes.take().unwrap();
+    assert_eq!(start.task.id, head);
+    lanes.close(start.lane, Some(start.run));
+    let retry = crate::store::Retry {
+        token: start.task.token(),
+        key: start.task.key.clone(),
+        delay: Duration::from_secs(60),
+        failed: true,
+        error: None,
+    };
+    db.store.retry(me, &[retry]).await.unwrap();
+    lanes.settled(start.lane, start.task.token());
+
+    let hidden = db.submit("noop", "k", "1").await;
+    for _ in 0..2 {
+        lanes.on_horizon(db.store.horizon().await.unwrap());
+    }
+    lanes.mark(slot, false);
+    let plan = lanes.plan().unwrap();
+    let answer = db.store.claim(me, &plan.probes).await.unwrap();
+    assert!(answer.tasks.is_empty());
+    lanes.on_claim(plan.number, answer, 0);
+
+    assert!(db.another().cancel(head).await.unwrap());
+    db.submit("noop", "k", "1").await;
+    lanes.mark(slot, false);
+    let plan = lanes.plan().unwrap();
+    let answer = db.store.claim(me, &plan.probes).await.unwrap();
+    lanes.on_claim(plan.number, answer, 0);
+    assert_eq!(lanes.take().unwrap().task.id, hidden);
+}

@@ -104,7 +104,9 @@ pub enum ReadBack {
     Open,
     /// Ended by this claim.
     Ended,
-    /// No longer ours: cancelled, sent back, or claimed anew.
+    /// Open, but not under this claim: it waits, also for its retry, or is claimed anew. Those after it may not start.
+    Waits,
+    /// Ended otherwise: cancelled.
     Gone,
 }
 
@@ -425,10 +427,11 @@ impl Store {
         Ok(rows
             .into_iter()
             .filter_map(|row| {
-                let what = match (row.open, row.ours) {
-                    (true, _) => ReadBack::Open,
-                    (false, true) => ReadBack::Ended,
-                    (false, false) => ReadBack::Gone,
+                let what = match (row.open, row.there, row.ours) {
+                    (true, _, _) => ReadBack::Open,
+                    (false, true, _) => ReadBack::Waits,
+                    (false, false, true) => ReadBack::Ended,
+                    (false, false, false) => ReadBack::Gone,
                 };
                 Some((task_id(row.slot, row.id)?, what))
             })
@@ -601,31 +604,36 @@ impl Store {
         Ok(rows.into_iter().filter_map(|row| slot(row.slot)).collect())
     }
 
-    /// What Postgres holds as claimed under these epochs.
+    /// What Postgres holds as claimed under these epochs, each from a number on, after every statement about these slots
+    /// that still runs on the server has ended: what an unanswered claim took that looked from there on is in the answer for
+    /// certain.
     ///
     /// # Errors
     /// Nothing was to change.
-    pub async fn claimed(&self, slots: &[(Slot, Epoch)]) -> Result<Vec<Token>, Error> {
-        let mut connection = self.pool.acquire().await?;
-        claimed_on(&mut connection, slots).await
-    }
-
-    /// As [`Store::claimed`], after every statement about these slots that still runs on the server has ended: what an
-    /// unanswered claim took is in the answer for certain.
-    ///
-    /// # Errors
-    /// Nothing was to change.
-    pub async fn settle(&self, me: Me, slots: &[(Slot, Epoch)]) -> Result<Vec<Token>, Error> {
+    pub async fn settle(&self, me: Me, slots: &[(Slot, Epoch, i64)]) -> Result<Vec<Token>, Error> {
         let mut connection = self.pool.acquire().await?;
         let mut transaction = connection.begin().await?;
-        let (numbers, _) = columns(slots);
+        let numbers: Vec<i32> = slots.iter().map(|(slot, _, _)| i32::from(*slot)).collect();
+        let epochs: Vec<i64> = slots.iter().map(|(_, epoch, _)| epoch.0).collect();
+        let starts: Vec<i64> = slots.iter().map(|(_, _, start)| *start).collect();
         sqlx::query_file!("src/store/sql/lock_slots.sql", me.incarnation.0, &numbers)
             .fetch_all(&mut *transaction)
             .await?;
         // A statement of its own, so that its snapshot is younger than the locks.
-        let tokens = claimed_on(&mut transaction, slots).await?;
+        let rows = sqlx::query_file!("src/store/sql/claimed.sql", &numbers, &epochs, &starts)
+            .fetch_all(&mut *transaction)
+            .await?;
         transaction.commit().await?;
-        Ok(tokens)
+        Ok(rows
+            .into_iter()
+            .filter_map(|row| {
+                Some(Token {
+                    id: task_id(row.slot, row.id)?,
+                    epoch: Epoch(row.epoch),
+                    attempt: row.attempt,
+                })
+            })
+            .collect())
     }
 
     /// For the start of probes; see `horizon.sql`.
@@ -666,24 +674,6 @@ impl Store {
         .await?;
         Ok(done.rows_affected())
     }
-}
-
-async fn claimed_on(connection: &mut PgConnection, slots: &[(Slot, Epoch)]) -> Result<Vec<Token>, Error> {
-    let (slots, epochs) = columns(slots);
-    let up_to = vec![i64::MAX; slots.len()];
-    let rows = sqlx::query_file!("src/store/sql/claimed.sql", &slots, &epochs, &up_to)
-        .fetch_all(connection)
-        .await?;
-    Ok(rows
-        .into_iter()
-        .filter_map(|row| {
-            Some(Token {
-                id: task_id(row.slot, row.id)?,
-                epoch: Epoch(row.epoch),
-                attempt: row.attempt,
-            })
-        })
-        .collect())
 }
 
 /// Ends tasks on a given connection: a pooled one, or that of the task's own transaction.

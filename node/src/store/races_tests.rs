@@ -460,3 +460,40 @@ async fn an_idempotency_id_is_kept_while_its_task_is_open() {
         1
     );
 }
+
+#[tokio::test]
+async fn a_crash_of_postgres_takes_back_no_number_that_a_poll_told() {
+    let settings = [("wal_writer_delay", "10s"), ("autovacuum", "off")];
+    let mut fresh = super::testing::fresh_with(crate::dev::postgres::Options {
+        settings: settings.map(|(name, value)| (name.into(), value.into())).into(),
+        ..crate::dev::postgres::Options::for_tests()
+    })
+    .await;
+    fresh
+        .number("select split_part(ringmesh.enqueue('noop', 'k', '1'), '-', 2)::bigint")
+        .await;
+    // Numbers of transactions that do not commit: nothing but a poll brings them to disk.
+    let mut open = fresh.session().await;
+    open.run("begin; select nextval('ringmesh.task_id') from generate_series(1, 100)")
+        .await;
+    fresh.store.horizon().await.unwrap();
+    open.run("select nextval('ringmesh.task_id') from generate_series(1, 100)")
+        .await;
+    let before = fresh.store.horizon().await.unwrap();
+    assert!(before.last_id > 200);
+    fresh.server.kill().await.unwrap();
+    fresh.server.restart().await.unwrap();
+    let store = Store::new(&Options {
+        url: fresh.server.url(),
+        connections: 2,
+        hot_connections: 2,
+        ttl: Duration::from_secs(3),
+        application: "ringmesh test".into(),
+    })
+    .unwrap();
+    let after = store.horizon().await.unwrap();
+    assert!(
+        after.last_id >= before.last_id && after.here > before.here,
+        "{before:?} {after:?}"
+    );
+}

@@ -46,8 +46,24 @@ impl Engine {
         }
     }
 
-    /// Finds what an unanswered claim took.
-    pub(super) fn settle(&self, slots: Vec<(Slot, Epoch)>) {
+    /// A statement about these slots gave no answer, and may still run: nothing is claimed from them until it has ended, and
+    /// then they are looked at from the beginning.
+    pub(super) fn in_doubt(&mut self, slots: Vec<(Slot, Epoch)>) {
+        // Nothing was claimed by it.
+        let slots: Vec<_> = slots
+            .into_iter()
+            .filter(|(slot, epoch)| self.lanes.epoch(*slot) == Some(*epoch))
+            .map(|(slot, epoch)| (slot, epoch, i64::MAX))
+            .collect();
+        slots.iter().for_each(|(slot, ..)| self.lanes.doubt(*slot));
+        slots
+            .chunks(SLOTS_PER_PROMOTION)
+            .for_each(|slots| self.settle(slots.to_vec()));
+    }
+
+    /// Waits for the end of an unanswered statement, and finds what it claimed if it was a claim; each slot with the number
+    /// from which that looked.
+    pub(super) fn settle(&self, slots: Vec<(Slot, Epoch, i64)>) {
         let (store, me) = (self.store.clone(), self.me());
         self.spawn(async move {
             tokio::time::sleep(PAUSE).await;
@@ -56,14 +72,18 @@ impl Engine {
         });
     }
 
-    pub(super) fn on_settled(&mut self, mut slots: Vec<(Slot, Epoch)>, result: Result<Vec<Token>, Error>) {
-        slots.retain(|(slot, epoch)| self.lanes.epoch(*slot) == Some(*epoch));
+    pub(super) fn on_settled(
+        &mut self,
+        mut slots: Vec<(Slot, Epoch, i64)>,
+        result: Result<Vec<Token>, Error>,
+    ) {
+        slots.retain(|(slot, epoch, _)| self.lanes.epoch(*slot) == Some(*epoch));
         match result {
             Ok(tokens) => {
                 self.return_strays(tokens);
                 slots
                     .into_iter()
-                    .for_each(|(slot, epoch)| self.lanes.resolve(slot, epoch));
+                    .for_each(|(slot, epoch, _)| self.lanes.resolve(slot, epoch));
             }
             Err(_) if slots.is_empty() => {}
             Err(_) => self.settle(slots),
@@ -81,47 +101,6 @@ impl Engine {
                 what: What::GiveBack,
             });
         }
-    }
-
-    pub(super) fn compare(&mut self) {
-        self.next.compare = i64::MAX;
-        let slots = self.lanes.at_rest();
-        let store = self.store.clone();
-        self.spawn(async move {
-            let mut tokens = Vec::new();
-            for chunk in slots.chunks(SLOTS_PER_READ) {
-                let chunk: Vec<(Slot, Epoch)> =
-                    chunk.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();
-                match store.claimed(&chunk).await {
-                    Ok(found) => tokens.extend(found),
-                    Err(error) => {
-                        return Event::Compared {
-                            slots,
-                            result: Err(error),
-                        };
-                    }
-                }
-            }
-            Event::Compared {
-                slots,
-                result: Ok(tokens),
-            }
-        });
-    }
-
-    pub(super) fn on_compared(&mut self, slots: Vec<(Slot, Epoch, u64)>, result: Result<Vec<Token>, Error>) {
-        self.next.compare = now() + COMPARE_MS;
-        let Ok(mut tokens) = result else { return };
-        let at_rest: HashMap<Slot, (Epoch, u64)> = slots
-            .into_iter()
-            .map(|(slot, epoch, last)| (slot, (epoch, last)))
-            .collect();
-        tokens.retain(|token| {
-            at_rest.get(&token.id.slot).is_some_and(|(epoch, last)| {
-                *epoch == token.epoch && self.lanes.still_at_rest(token.id.slot, *epoch, *last)
-            })
-        });
-        self.return_strays(tokens);
     }
 
     pub(super) fn note(&self, mark: i16, starts: Vec<Start>, pause: Duration) {

@@ -26,9 +26,6 @@ impl Engine {
         if self.next.upkeep <= now {
             self.start_upkeep();
         }
-        if self.next.compare <= now {
-            self.compare();
-        }
         self.publish();
     }
 
@@ -181,13 +178,15 @@ impl Engine {
         slots.iter().for_each(|(slot, _)| self.lanes.pin(*slot));
         let (store, me) = (self.store.clone(), self.me());
         self.spawn(async move {
-            let (mut tasks, mut unsure) = (Vec::new(), false);
+            let (mut tasks, mut unsure) = (Vec::new(), Vec::new());
             for slots in slots.chunks(SLOTS_PER_PROMOTION) {
                 match store.promote(me, slots, PROMOTED_PER_SLOT).await {
                     Ok(promoted) => tasks.extend(promoted),
                     Err(error) => {
                         tracing::warn!(error = %chain(&error), "scheduled tasks could not be made due");
-                        unsure = true;
+                        if matches!(error, Error::Unknown(_)) {
+                            unsure.extend(slots);
+                        }
                     }
                 }
             }
@@ -195,16 +194,18 @@ impl Engine {
         });
     }
 
-    pub(super) fn on_promoted(&mut self, slots: Vec<(Slot, Epoch)>, tasks: Vec<(TaskId, u8)>, unsure: bool) {
+    pub(super) fn on_promoted(
+        &mut self,
+        slots: Vec<(Slot, Epoch)>,
+        tasks: Vec<(TaskId, u8)>,
+        unsure: Vec<(Slot, Epoch)>,
+    ) {
         for (slot, epoch) in slots {
-            if self.lanes.epoch(slot) != Some(epoch) {
-                continue;
-            }
-            self.lanes.unpin(slot);
-            if unsure {
-                self.lanes.reset(slot);
+            if self.lanes.epoch(slot) == Some(epoch) {
+                self.lanes.unpin(slot);
             }
         }
+        self.in_doubt(unsure);
         // There may be more; none at all means that the fence refused it, which must not turn without a pause.
         self.next.due = now()
             + if tasks.is_empty() {
@@ -252,5 +253,6 @@ impl Engine {
             self.lanes.reset(slot);
             self.lanes.mark(slot, true);
         }
+        self.in_doubt(report.unsure);
     }
 }

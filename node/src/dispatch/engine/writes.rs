@@ -147,6 +147,14 @@ impl Engine {
             match (known.get(&row.token.id), &row.what) {
                 (Some(ReadBack::Open), _) => self.outbox.push_later(row, now),
                 (Some(ReadBack::Ended), What::Finish { .. }) => self.on_applied(&row),
+                (Some(ReadBack::Waits), What::Finish { .. }) => {
+                    // Those after it in its lane must not overtake it.
+                    let back = self.lanes.close(row.lane, row.run);
+                    self.give_back(back);
+                    self.lanes.settled(row.lane, row.token);
+                    self.lanes.reset(row.token.id.slot);
+                    self.lanes.mark(row.token.id.slot, true);
+                }
                 (_, What::Finish { .. }) => {
                     if let Some(run) = row.run {
                         self.lanes.done(row.lane, run);

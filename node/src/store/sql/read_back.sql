@@ -3,6 +3,7 @@
 select w.slot as "slot!", w.id as "id!",
     exists (select from ringmesh.task t
             where t.slot = w.slot and t.id = w.id and t.epoch = w.epoch and t.attempt = w.attempt) as "open!",
+    exists (select from ringmesh.task t where t.slot = w.slot and t.id = w.id) as "there!",
     exists (select from ringmesh.finished_task f
             where f.slot = w.slot and f.id = w.id and f.epoch = w.epoch and f.attempt = w.attempt) as "ours!"
 from unnest($1::integer[], $2::bigint[], $3::bigint[], $4::integer[]) as w (slot, id, epoch, attempt)
