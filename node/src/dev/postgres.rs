@@ -85,7 +85,7 @@ pub enum Durability {
     /// Postgres's own defaults: every answered commit survives.
     Real,
     /// Nothing is synced to disk (`fsync = off`), and the first data folder is copied from a template. Commits still
-    /// wait for their WAL to be written, so that a killed server loses none.
+    /// wait for their WAL to be written, so that a killed server loses none. Passwords are sent as they are.
     FastForTests,
 }
 
