@@ -371,6 +371,19 @@ impl Node {
         })
     }
 
+    /// Asks it to drain and end (SIGTERM) and returns at once; [`Self::ended`] tells how it ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRunning`].
+    pub fn terminate(&mut self) -> Result<()> {
+        let not_running = self.not_running();
+        let process = self.process.as_mut().ok_or(not_running)?;
+        process
+            .signal(Signal::Terminate)
+            .doing(|| format!("stop {}", self.name))
+    }
+
     /// Stops it in its tracks (SIGSTOP); returns when it stands still.
     ///
     /// # Errors

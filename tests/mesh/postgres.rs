@@ -1,0 +1,95 @@
+//! Postgres stalls, restarts and crashes: nothing is accepted meanwhile, nobody is thrown out, all resumes.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::harness::{Lab, Load, Program, SLACK, TTL};
+
+/// The incarnations, none of which may change.
+async fn nodes(lab: &Lab) -> Vec<String> {
+    lab.rows(
+        "select incarnation, name, fenced_at, fenced_as, fenced_by from ringmesh.node order by incarnation",
+    )
+    .await
+}
+
+async fn check_nobody_left(lab: &mut Lab, before: &[String]) {
+    let after = nodes(lab).await;
+    lab.check(after == before, || {
+        format!("the nodes were {before:#?} and are {after:#?}")
+    });
+    let ended: Vec<String> = lab
+        .mesh
+        .nodes_mut()
+        .iter_mut()
+        .filter_map(|node| {
+            node.ended()
+                .map(|status| format!("{} ended with {status}", node.name()))
+        })
+        .collect();
+    lab.check_none("nodes that ended", &ended);
+}
+
+#[tokio::test]
+async fn stall_of_postgres_of_two_lease_lengths_fences_nobody_and_loses_nothing() {
+    let mut lab = Lab::start(3, Program::Worker, &[]).await;
+    let load = Load::start(&lab.client);
+    load.more(&lab, 100, SLACK * 3).await;
+    let before = nodes(&lab).await;
+
+    lab.postgres.pause().await.unwrap();
+    let until = Instant::now() + TTL * 2;
+    let task = json!({"kind": "noop", "key": "probe", "payload": null});
+    let mut answers = Vec::new();
+    while Instant::now() < until {
+        let left = until.saturating_duration_since(Instant::now());
+        if let Ok(answer) = tokio::time::timeout(left, lab.client.post(0, "/v1/tasks", &task)).await {
+            answers.push(answer.unwrap());
+        }
+    }
+    lab.postgres.resume().unwrap();
+    let taken = answers
+        .iter()
+        .filter(|answer| answer.status != 503 || answer.retry_after.is_none());
+    let taken: Vec<String> = taken.map(|answer| format!("{answer:?}")).collect();
+    lab.check_none("answers other than 503 while Postgres stood still", &taken);
+
+    load.more(&lab, 100, SLACK * 3).await;
+    let loaded = load.stop().await;
+    let history = lab.drained(SLACK * 3).await;
+    check_nobody_left(&mut lab, &before).await;
+    lab.execute("delete from ringmesh.finished_task where key = 'probe'")
+        .await;
+    lab.check_effects(&history, &loaded).await;
+}
+
+#[tokio::test]
+async fn restart_and_crash_of_postgres_end_no_node_and_lose_nothing() {
+    let mut lab = Lab::start(3, Program::Worker, &[]).await;
+    let load = Load::start(&lab.client);
+    load.more(&lab, 100, SLACK * 3).await;
+    let before = nodes(&lab).await;
+
+    lab.postgres.stop().await.unwrap();
+    let task = json!({"kind": "noop", "key": "probe", "payload": null});
+    for node in 0..3 {
+        let answer = lab.client.post(node, "/v1/tasks", &task).await.unwrap();
+        lab.check(answer.status == 503 && answer.retry_after.is_some(), || {
+            format!("without Postgres: {answer:?}")
+        });
+    }
+    lab.postgres.restart().await.unwrap();
+    load.more(&lab, 100, SLACK * 3).await;
+
+    lab.postgres.kill().await.unwrap();
+    lab.postgres.restart().await.unwrap();
+    load.more(&lab, 100, SLACK * 3).await;
+    let loaded = load.stop().await;
+    lab.check(loaded.refused > 0, || "no client was ever told 503".into());
+    let history = lab.drained(SLACK * 3).await;
+    check_nobody_left(&mut lab, &before).await;
+    lab.execute("delete from ringmesh.finished_task where key = 'probe'")
+        .await;
+    lab.check_effects(&history, &loaded).await;
+}

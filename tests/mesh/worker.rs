@@ -1,0 +1,81 @@
+//! A node that knows kinds whose effects can be checked.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use ringmesh::config::LogFormat;
+use ringmesh::sqlx;
+use ringmesh::{Context, Failure, Mesh, telemetry};
+use serde::Deserialize;
+
+/// The variable that names the folder for the starts of runs, a file for each node.
+pub(crate) const RUNS: &str = "TEST_RUNS";
+
+#[derive(Deserialize)]
+struct Entry {
+    seq: i64,
+    /// How long the transaction stays open after the write.
+    #[serde(default)]
+    ms: u64,
+}
+
+#[derive(Deserialize)]
+struct Say {
+    text: String,
+    zeros: usize,
+}
+
+/// Runs a node until it is drained.
+///
+/// | kind | does |
+/// |---|---|
+/// | `ledger {"seq", "ms"}` | writes one row through its task's transaction |
+/// | `say {"text", "zeros"}` | fails with so many NUL characters and that text, for good |
+pub(crate) fn run() {
+    telemetry::log(LogFormat::Text).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mesh = Mesh::builder().handler("ledger", ledger).handler("say", say);
+    if let Err(error) = runtime.block_on(mesh.run()) {
+        panic!("{error}: {error:?}");
+    }
+}
+
+async fn ledger(context: Context, entry: Entry) -> Result<(), Failure> {
+    let fence = context.fence();
+    // Without a connection nothing has begun: no failure.
+    let Ok(mut transaction) = context.transaction().await else {
+        return Err(Failure::snooze(Duration::from_millis(100)));
+    };
+    note_run(&context)?;
+    sqlx::query(
+        "insert into ringmesh_test.ledger (task, key, seq, slot, epoch, attempt, node) values ($1, $2, $3, $4, $5, $6, $7)",
+    )
+    .bind(context.task().to_string())
+    .bind(context.key().as_str())
+    .bind(entry.seq)
+    .bind(i32::from(fence.slot.get()))
+    .bind(fence.epoch.get())
+    .bind(fence.attempt)
+    .bind(std::env::var("RINGMESH_NAME")?)
+    .execute(&mut *transaction)
+    .await?;
+    if entry.ms > 0 {
+        tokio::time::sleep(Duration::from_millis(entry.ms)).await;
+    }
+    Ok(())
+}
+
+async fn say(_: Context, say: Say) -> Result<(), Failure> {
+    Err(Failure::new("\0".repeat(say.zeros) + &say.text).fatal())
+}
+
+/// One line per run, outside of any transaction: a run that had no effect is seen too.
+fn note_run(context: &Context) -> Result<(), Failure> {
+    let name = format!("{}.runs", std::env::var("RINGMESH_NAME")?);
+    let path = Path::new(&std::env::var(RUNS)?).join(name);
+    let mut file = File::options().create(true).append(true).open(path)?;
+    let line = format!("{} {}\n", context.task(), context.attempt());
+    Ok(file.write_all(line.as_bytes())?)
+}
