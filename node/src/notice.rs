@@ -28,8 +28,8 @@ const SILENCE: Duration = Duration::from_millis(250);
 const REST: Duration = Duration::from_millis(500);
 
 /// The peers that `me` watches: its next two in the order of incarnations, around the circle.
-pub fn watched(me: Incarnation, peers: &[Peer]) -> Vec<&Peer> {
-    let mut circle: Vec<&Peer> = peers.iter().filter(|peer| peer.incarnation != me).collect();
+pub fn watched<'a>(me: Incarnation, peers: impl Iterator<Item = &'a Peer>) -> Vec<&'a Peer> {
+    let mut circle: Vec<&Peer> = peers.filter(|peer| peer.incarnation != me).collect();
     circle.sort_by_key(|peer| (peer.incarnation < me, peer.incarnation));
     circle.truncate(WATCHED);
     circle
@@ -65,7 +65,7 @@ impl Notices {
     }
 
     /// Watches those peers that are to be watched now, and no others.
-    pub fn on_peers(&mut self, me: Incarnation, peers: &[Peer]) {
+    pub fn on_peers<'a>(&mut self, me: Incarnation, peers: impl Iterator<Item = &'a Peer>) {
         let wanted = watched(me, peers);
         self.watches.retain(|incarnation, watch| {
             let keep = wanted.iter().any(|peer| peer.incarnation == *incarnation) && !watch.is_finished();
@@ -154,7 +154,7 @@ mod tests {
 
     fn watched_by(me: i64, all: &[i64]) -> Vec<i64> {
         let peers: Vec<_> = all.iter().map(|n| peer(*n)).collect();
-        watched(Incarnation(me), &peers)
+        watched(Incarnation(me), peers.iter())
             .iter()
             .map(|peer| peer.incarnation.0)
             .collect()

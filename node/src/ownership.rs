@@ -180,6 +180,7 @@ struct Ownership {
     serving: bool,
     draining: Option<Instant>,
     trusted: bool,
+    may_start: bool,
     started: Instant,
     over: Option<End>,
 }
@@ -200,8 +201,9 @@ pub async fn run(parts: Parts) -> End {
     it.seen_by_gossip = seen.borrow_and_update().clone();
     loop {
         let window = it.members.window();
+        let mut news = true;
         tokio::select! {
-            Some(event) = it.parts.lease.recv() => it.on_lease(event),
+            Some(event) = it.parts.lease.recv() => news = it.on_lease(event),
             Some(slots) = it.parts.quiet.recv() => it.on_quiet(&slots),
             Some(done) = it.io.join_next() => match done {
                 Ok(done) => it.on_done(done),
@@ -212,10 +214,12 @@ pub async fn run(parts: Parts) -> End {
             () = moved.notified() => it.read_wanted = true,
             () = drain.cancelled(), if it.draining.is_none() => it.on_drain(),
             _ = tick.tick() => it.on_tick(),
-            _ = watchdog.tick() => it.on_watchdog(),
+            _ = watchdog.tick() => news = it.on_watchdog(),
             () = sleep_until(window.unwrap_or_else(Instant::now)), if window.is_some() => {}
         }
-        it.steer();
+        if news {
+            it.steer();
+        }
         if let Some(end) = it.over {
             it.close();
             return end;
@@ -248,6 +252,7 @@ impl Ownership {
             serving: false,
             draining: None,
             trusted: false,
+            may_start: false,
             started: Instant::now(),
             over: None,
         }
@@ -259,9 +264,10 @@ impl Ownership {
 
     // ---- Events -----------------------------------------------------------------------------------------------------
 
-    fn on_lease(&mut self, event: lease::Event) {
+    /// Answers whether there is anything new: peers are read often, and mostly nothing has changed.
+    fn on_lease(&mut self, event: lease::Event) -> bool {
         match event {
-            lease::Event::Peers(peers) => self.on_peers(peers),
+            lease::Event::Peers(peers) => return self.on_peers(peers),
             lease::Event::Expired(expired) => {
                 for (node, renewals) in expired {
                     self.fence(node, Some(renewals), FenceKind::Expired);
@@ -270,18 +276,24 @@ impl Ownership {
             lease::Event::Fenced => self.over = Some(End::Fenced),
             lease::Event::Failover => self.over = Some(End::Failover),
         }
+        true
     }
 
-    fn on_peers(&mut self, peers: Vec<Peer>) {
-        self.notices.on_peers(self.me(), &peers);
-        self.parts
-            .gossip
-            .suggest(peers.iter().filter_map(|peer| peer.gossip.parse().ok()).collect());
+    fn on_peers(&mut self, peers: Vec<Peer>) -> bool {
+        let before = self.unfenced();
         self.peers = peers
             .into_iter()
             .filter(|peer| !self.fenced.contains(&peer.incarnation))
             .map(|peer| (peer.incarnation, peer))
             .collect();
+        let changed = self.unfenced() != before;
+        if changed {
+            let gossip = self.peers.values().filter_map(|peer| peer.gossip.parse().ok());
+            self.parts.gossip.suggest(gossip.collect());
+        }
+        // Each time: a watch that has ended is begun anew.
+        self.notices.on_peers(self.me(), self.peers.values());
+        changed
     }
 
     /// A peer's session ended and it does not answer.
@@ -315,14 +327,17 @@ impl Ownership {
         self.ticked = true;
     }
 
-    /// Follows the trust window: it ends by itself, without an event.
-    fn on_watchdog(&mut self) {
-        let holds = self.parts.trust.holds();
+    /// Follows what happens by the clock alone: the trust window, and handoffs that wait. Answers whether there is any.
+    fn on_watchdog(&mut self) -> bool {
+        let (holds, may_start) = (self.parts.trust.holds(), self.parts.trust.may_start());
         if self.trusted && !holds {
             tracing::warn!("the trust window ended, nothing starts until the lease is renewed");
             self.parts.dispatch.trust_ended();
         }
-        self.trusted = holds;
+        let changed = (holds, may_start) != (self.trusted, self.may_start);
+        (self.trusted, self.may_start) = (holds, may_start);
+        self.offer_after.retain(|_, after| Instant::now() < *after);
+        changed || self.draining.is_some() || !self.leaving.is_empty() || !self.offer_after.is_empty()
     }
 
     fn on_done(&mut self, done: Done) {

@@ -9,7 +9,7 @@ mod writes;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringmesh_ring::slot::ranges;
 use ringmesh_ring::{Epoch, Key, Slot};
@@ -107,7 +107,7 @@ enum Reason {
 struct Running {
     lane: LaneId,
     task: Task,
-    began: i64,
+    began: Instant,
     timeout: i64,
     cancellation: CancellationToken,
     abort: AbortHandle,

@@ -4,7 +4,7 @@
 //! followed by a read; a refused batch is halved until the bad row stands alone.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringmesh_ring::{Incarnation, Key};
 
@@ -32,7 +32,7 @@ pub(crate) struct Write {
 pub(crate) enum What {
     Finish {
         end: Result<Option<String>, String>,
-        run: Duration,
+        began: Instant,
         failed: bool,
         head: bool,
     },
@@ -163,13 +163,13 @@ pub(crate) async fn write(store: &Store, me: Me, batch: &Batch) -> Result<Vec<Ta
                 .filter_map(|row| match &row.what {
                     What::Finish {
                         end,
-                        run,
+                        began,
                         failed,
                         head,
                     } => Some(Finish {
                         token: row.token,
                         end: end.clone(),
-                        run: *run,
+                        run: began.elapsed(),
                         failed: *failed,
                         head: *head,
                     }),

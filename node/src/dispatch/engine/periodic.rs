@@ -57,11 +57,10 @@ impl Engine {
             };
             run.abort.abort();
             run.transaction.end();
-            let took = Duration::from_millis(u64::try_from(now - run.began).unwrap_or(0));
-            tracing::info!(task = %run.task.token.id, took_ms = took.as_millis(), "a run ignored its cancellation and was aborted");
+            tracing::info!(task = %run.task.token.id, took_ms = run.began.elapsed().as_millis(), "a run ignored its cancellation and was aborted");
             let reason = run.cancelled.map(|(reason, _)| reason);
             let failure = Failure::new("it went on and was aborted");
-            self.conclude(run.lane, id, &run.task, Err(failure), took, reason);
+            self.conclude(run.lane, id, &run.task, Err(failure), run.began, reason);
         }
     }
 

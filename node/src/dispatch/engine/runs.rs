@@ -33,15 +33,16 @@ impl Engine {
                     "its runs ended their process {} times and failed {} times, of {} attempts",
                     task.crashes, task.failures, task.max_attempts
                 );
-                self.finish(lane, run, &Task::of(&task), Err(text), Duration::ZERO, false);
+                self.finish(lane, run, &Task::of(&task), Err(text), Instant::now(), false);
             }
             None => {
                 tracing::warn!(kind = task.kind, task = %task.id, "no handler for the kind: its key waits for a node that has one");
                 self.send_back(lane, run, &Task::of(&task), What::SetAside);
             }
             Some(Handler::Quick(handler)) if task.payload.is_some() => {
+                let began = Instant::now();
                 let answer = handler(task.payload.clone().unwrap_or_default());
-                self.conclude(lane, run, &Task::of(&task), answer, Duration::ZERO, None);
+                self.conclude(lane, run, &Task::of(&task), answer, began, None);
             }
             Some(_) => self.spawn_run(lane, run, task, now),
         }
@@ -83,7 +84,7 @@ impl Engine {
         let running = Running {
             lane,
             task: meta,
-            began: now,
+            began: Instant::now(),
             timeout: now.saturating_add(ms(task.timeout)),
             cancellation,
             abort: handle.abort_handle(),
@@ -96,12 +97,11 @@ impl Engine {
     pub(super) fn on_ran(&mut self, run: RunId, outcome: Outcome) {
         // A run that was aborted or whose slot was lost: nothing of it could be committed any more.
         let Some(it) = self.runs.remove(&run) else { return };
-        let took = Duration::from_millis(u64::try_from(now() - it.began).unwrap_or(0));
         let reason = it.cancelled.map(|(reason, _)| reason);
         match outcome {
-            Outcome::Answered(answer) => self.conclude(it.lane, run, &it.task, answer, took, reason),
+            Outcome::Answered(answer) => self.conclude(it.lane, run, &it.task, answer, it.began, reason),
             Outcome::Committed => {
-                let write = self.finish_row(it.lane, run, &it.task, Ok(None), took, false);
+                let write = self.finish_row(it.lane, run, &it.task, Ok(None), it.began, false);
                 self.on_applied(&write);
             }
             Outcome::NotStarted(error) => {
@@ -125,12 +125,12 @@ impl Engine {
         run: RunId,
         task: &Task,
         answer: Answer,
-        took: Duration,
+        began: Instant,
         reason: Option<Reason>,
     ) {
         let failure = match answer.and_then(|result| result.map(run::result_text).transpose()) {
             // Also after a cancellation: it did its work, and if it may not count the fence says so.
-            Ok(result) => return self.finish(lane, run, task, Ok(result), took, false),
+            Ok(result) => return self.finish(lane, run, task, Ok(result), began, false),
             Err(failure) => failure,
         };
         let failure = match reason {
@@ -140,7 +140,7 @@ impl Engine {
             Some(Reason::Timeout) => Failure {
                 text: format!(
                     "timeout: cancelled after {} ms: {}",
-                    took.as_millis(),
+                    began.elapsed().as_millis(),
                     failure.text
                 ),
                 // What it asked for besides: a run past its timeout is a failure like any other.
@@ -164,7 +164,7 @@ impl Engine {
         let text = run::error_text(&failure.text);
         let failures = task.failures.saturating_add(1);
         if failure.then == Then::End || failures.saturating_add(task.crashes) >= task.max_attempts {
-            return self.finish(lane, run, task, Err(text), took, true);
+            return self.finish(lane, run, task, Err(text), began, true);
         }
         let delay = match failure.then {
             Then::RetryAfter(delay) => delay,
@@ -196,7 +196,7 @@ impl Engine {
         run: RunId,
         task: &Task,
         end: Result<Option<String>, String>,
-        took: Duration,
+        began: Instant,
         failed: bool,
     ) -> Write {
         Write {
@@ -206,7 +206,7 @@ impl Engine {
             waiter: task.waiter,
             what: What::Finish {
                 end,
-                run: took,
+                began,
                 failed,
                 head: task.head,
             },
@@ -219,10 +219,10 @@ impl Engine {
         run: RunId,
         task: &Task,
         end: Result<Option<String>, String>,
-        took: Duration,
+        began: Instant,
         failed: bool,
     ) {
-        let row = self.finish_row(lane, run, task, end, took, failed);
+        let row = self.finish_row(lane, run, task, end, began, failed);
         self.outbox.push(row);
     }
 
