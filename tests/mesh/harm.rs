@@ -123,7 +123,8 @@ async fn task_that_kills_its_process_ends_dead_after_few_deaths_and_takes_no_oth
         || story[0].clone(),
     );
     lab.check(story[1].contains(r#""state":"succeeded""#), || story[1].clone());
-    lab.check((3..=5).contains(&deaths), || format!("{deaths} nodes died"));
+    // The first two deaths only make it a suspect, alone; and one that moves to another node meanwhile begins again.
+    lab.check((5..=10).contains(&deaths), || format!("{deaths} nodes died"));
     println!("{deaths} deaths by one task");
     lab.drained(SLACK * 3).await;
     let listed = ids

@@ -49,6 +49,7 @@ async fn stall_of_postgres_of_two_lease_lengths_fences_nobody_and_loses_nothing(
         }
     }
     lab.postgres.resume().unwrap();
+    println!("{} answers while Postgres stood still", answers.len());
     let taken = answers
         .iter()
         .filter(|answer| answer.status != 503 || answer.retry_after.is_none());

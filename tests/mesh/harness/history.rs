@@ -27,7 +27,6 @@ pub(super) async fn record(db: &PgPool) {
 
 /// A committed row of the ledger.
 #[derive(Debug, Clone)]
-#[expect(dead_code, reason = "the node is for those who read a failure")]
 pub(crate) struct Effect {
     pub(crate) task: String,
     pub(crate) key: String,

@@ -26,7 +26,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub(crate) use client::Client;
 pub(crate) use history::History;
-pub(crate) use load::{Load, Loaded};
+pub(crate) use load::{Accepted, Load, Loaded};
 pub(crate) use proxy::Proxy;
 
 /// The lease of all nodes here: the default.
@@ -280,16 +280,16 @@ impl Lab {
         );
     }
 
-    /// The starts of runs that the workers noted: `task attempt`.
+    /// The starts of runs that all workers noted: `task attempt`.
     pub(crate) fn runs(&self) -> Vec<String> {
-        let files = std::fs::read_dir(&self.dir).unwrap().flatten();
-        let files = files.filter(|file| file.path().extension().is_some_and(|it| it == "runs"));
-        files
-            .flat_map(|file| {
-                let text = std::fs::read_to_string(file.path()).unwrap();
-                text.lines().map(str::to_owned).collect::<Vec<_>>()
-            })
-            .collect()
+        let nodes = self.mesh.nodes().iter();
+        nodes.flat_map(|node| self.runs_of(node.name())).collect()
+    }
+
+    /// The starts of runs that one worker noted.
+    pub(crate) fn runs_of(&self, name: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.dir.join(format!("{name}.runs")));
+        text.unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
     /// A counter or gauge of a node, over all its labels.
@@ -300,7 +300,7 @@ impl Lab {
             .filter_map(|line| line.split_once(' '))
             .filter(|(series, _)| series.split('{').next() == Some(name))
             .filter_map(|(_, value)| value.parse::<f64>().ok())
-            .sum()
+            .fold(0.0, |sum, value| sum + value)
     }
 
     /// Submits one task to the first node, and returns its id.
