@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock;
 use crate::store::{Answer, Error, LeaseSession, Me, Peer, Renewal, Store};
+use crate::telemetry::metric;
 use crate::trust::Trust;
 
 /// What the lease thread tells the ownership loop.
@@ -194,6 +195,7 @@ impl Keeper {
             return Ok(Err(self.end(Event::Failover)));
         }
         self.renewed_at = Some(sent);
+        metrics::histogram!(metric::RENEWAL_SECONDS).record(clock::now().saturating_sub(sent));
         self.parts.trust.extend(trusted_until(sent, &terms));
         self.parts.trust.set_session(self.locked);
         Ok(Ok(()))

@@ -105,13 +105,20 @@ pub struct Started {
 /// # Errors
 /// Those that a restart of the process with the same configuration may or may not cure; the text says which.
 pub async fn run(
-    config: Config,
+    mut config: Config,
     handlers: Handlers,
     metrics: Box<dyn Fn() -> String + Send + Sync>,
     drain: CancellationToken,
     started: Option<oneshot::Sender<Started>>,
 ) -> Result<(), Error> {
     config.validate()?;
+    if config.gossip.port() == 0 {
+        // Chosen before the node registers with it.
+        config.gossip = free_udp(config.gossip).map_err(|source| Error::Listen {
+            address: config.gossip,
+            source,
+        })?;
+    }
     let store = Store::new(&config.store()).map_err(Error::Url)?;
     let listener = TcpListener::bind(config.listen)
         .await
@@ -311,6 +318,10 @@ async fn keep_days(store: Store, retention: Duration, stop: CancellationToken) {
             ),
         }
     }
+}
+
+fn free_udp(address: SocketAddr) -> std::io::Result<SocketAddr> {
+    std::net::UdpSocket::bind(address)?.local_addr()
 }
 
 /// A client without kept connections: a question whether a peer lives must not fail on an old one.

@@ -75,7 +75,7 @@ metrics! {
         "Ends of runs, by outcome: succeeded, retried, dead, cancelled, returned.";
     RETRIES = "ringmesh_retries_total", Counter, "Failed runs that will be tried again.";
     FENCED_WRITES = "ringmesh_fenced_writes_total", Counter,
-        "Writes that Postgres refused because their slot, or their node, has moved on; by statement.";
+        "Writes that Postgres refused because their slot, or their node, has moved on.";
     DEATHS_NOTICED = "ringmesh_deaths_noticed_total", Counter,
         "Peers whose session ended and that did not answer.";
     FENCES = "ringmesh_fences_total", Counter,
@@ -95,13 +95,9 @@ metrics! {
     HINTS_DROPPED = "ringmesh_hints_dropped_total", Counter, "Hints that could not be sent; ticks make up for them.";
     GOSSIP_SEND_ERRORS = "ringmesh_gossip_send_errors_total", Counter, "Gossip datagrams that the operating system refused to send.";
     DATAGRAMS_DROPPED = "ringmesh_gossip_dropped_total", Counter, "Gossip datagrams dropped, by reason.";
-    DATABASE_ERRORS = "ringmesh_database_errors_total", Counter,
-        "Statements without an answer, by kind: unavailable, unknown, refused.";
     HTTP_REQUESTS = "ringmesh_http_requests_total", Counter, "HTTP requests, by route and status.";
     HTTP_SECONDS = "ringmesh_http_request_seconds", Histogram, "From an HTTP request to its answer, by route.";
-    START_SECONDS = "ringmesh_submit_to_start_seconds", Histogram,
-        "From a task's submit (or the time it is due) to its first start.";
-    RUN_SECONDS = "ringmesh_run_seconds", Histogram, "How long runs take, by kind of task.";
+    RUN_SECONDS = "ringmesh_run_seconds", Histogram, "How long runs take, those of handlers that neither wait nor block aside.";
     PROBE_SECONDS = "ringmesh_claim_seconds", Histogram, "How long a claim takes in Postgres.";
     FINISH_SECONDS = "ringmesh_finish_seconds", Histogram, "How long a batch of finishes takes in Postgres.";
     SUBMIT_SECONDS = "ringmesh_submit_seconds", Histogram, "How long a group of submits takes in Postgres.";
@@ -237,12 +233,12 @@ mod tests {
         let handle = recorder.handle();
         metrics::with_local_recorder(&recorder, || {
             describe();
-            metrics::histogram!(metric::START_SECONDS).record(0.0015);
+            metrics::histogram!(metric::PROBE_SECONDS).record(0.0015);
             metrics::counter!(metric::FENCES, field::KIND => "expired").increment(2);
         });
         let page = handle.render();
         assert!(
-            page.contains("ringmesh_submit_to_start_seconds_bucket{le=\"0.002\"} 1"),
+            page.contains("ringmesh_claim_seconds_bucket{le=\"0.002\"} 1"),
             "{page}"
         );
         assert!(

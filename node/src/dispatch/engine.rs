@@ -436,7 +436,9 @@ impl Engine {
         for batch in batches {
             let (store, me) = (self.store.clone(), self.me());
             self.spawn(async move {
+                let began = Instant::now();
                 let result = outbox::write(&store, me, &batch).await;
+                metrics::histogram!(metric::FINISH_SECONDS).record(began.elapsed());
                 Event::Wrote { batch, result }
             });
         }

@@ -9,11 +9,13 @@ impl Engine {
             self.claims += 1;
             let (store, me) = (self.store.clone(), self.me());
             self.spawn(async move {
+                let began = Instant::now();
                 let result = if plan.urgent {
                     store.claim_urgent(me, &plan.probes).await
                 } else {
                     store.claim(me, &plan.probes).await
                 };
+                metrics::histogram!(metric::PROBE_SECONDS).record(began.elapsed());
                 Event::Claimed {
                     number: plan.number,
                     result,

@@ -97,6 +97,7 @@ impl Engine {
     pub(super) fn on_ran(&mut self, run: RunId, outcome: Outcome) {
         // A run that was aborted or whose slot was lost: nothing of it could be committed any more.
         let Some(it) = self.runs.remove(&run) else { return };
+        metrics::histogram!(metric::RUN_SECONDS).record(it.began.elapsed());
         let reason = it.cancelled.map(|(reason, _)| reason);
         match outcome {
             Outcome::Answered(answer) => self.conclude(it.lane, run, &it.task, answer, it.began, reason),
