@@ -43,6 +43,18 @@ create table ringmesh.node (
 
 create unique index node_name_unfenced on ringmesh.node (name) where fenced_at is null;
 
+-- Waits, for at most a second, for the lock that a node's lease session holds; answers whether that session has ended. In
+-- slices, because a waiter holds a snapshot. Caught here, the timeout is no error in the server's log.
+create function ringmesh.session_ended(class integer, number integer) returns boolean
+language plpgsql set lock_timeout = '1s' as $$
+begin
+    perform pg_advisory_lock_shared(class, number);
+    perform pg_advisory_unlock_shared(class, number);
+    return true;
+exception when lock_not_available then
+    return false;
+end $$;
+
 create table ringmesh.slot (
     slot  integer primary key check (slot between 0 and 4095),
     owner bigint,
@@ -76,7 +88,7 @@ create table ringmesh.task (
     started_at   timestamptz,                   -- when it was claimed last
     failures     integer  not null default 0,
     crashes      integer  not null default 0,
-    trial        smallint not null default 0,   -- 1: started among few suspects; 2: started as the only suspect
+    trial        smallint not null default 0,   -- 1: started among few suspects; 2: as the only one; below 0: not started yet
     max_attempts integer  not null default 10 check (max_attempts between 1 and 1000),
     timeout_ms   bigint   not null default 300000 check (timeout_ms between 1 and 86400000),
     waiter       bigint,                        -- the incarnation whose client waits for the end

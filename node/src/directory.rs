@@ -32,6 +32,8 @@ pub struct Directory {
     pub me: Option<Incarnation>,
     /// How many slots the ring gives to this node.
     pub placed_here: usize,
+    /// Whether Postgres has not answered for so long that this node's trust in its lease is over.
+    pub stalled: bool,
     /// Whether this node holds all slots that the ring gives it, serves, and trusts its lease.
     pub ready: bool,
 }

@@ -180,6 +180,7 @@ struct Ownership {
     serving: bool,
     draining: Option<Instant>,
     trusted: bool,
+    was_trusted: bool,
     may_start: bool,
     started: Instant,
     over: Option<End>,
@@ -252,6 +253,7 @@ impl Ownership {
             serving: false,
             draining: None,
             trusted: false,
+            was_trusted: false,
             may_start: false,
             started: Instant::now(),
             over: None,
@@ -336,6 +338,7 @@ impl Ownership {
         }
         let changed = (holds, may_start) != (self.trusted, self.may_start);
         (self.trusted, self.may_start) = (holds, may_start);
+        self.was_trusted |= holds;
         self.offer_after.retain(|_, after| Instant::now() < *after);
         changed || self.draining.is_some() || !self.leaving.is_empty() || !self.offer_after.is_empty()
     }
@@ -781,6 +784,7 @@ impl Ownership {
             nodes,
             me: Some(me),
             placed_here: placed.len(),
+            stalled: self.was_trusted && !self.parts.trust.holds(),
             ready,
         };
         metrics::gauge!(metric::SLOTS_OWNED).set(self.table.len() as f64);

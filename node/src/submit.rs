@@ -40,7 +40,7 @@ const BATCHES: usize = 2;
 /// Bytes of keys and payloads in batches that wait or run.
 const BATCH_BYTES: u32 = 128 << 20;
 /// How long a submit waits for its answer. Past it the outcome is unknown.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// As [`ANSWER_WITHIN`], for a batch.
 const BATCH_ANSWER_WITHIN: Duration = Duration::from_secs(45);
 

@@ -159,7 +159,7 @@ pub struct Claimed {
     pub failures: i32,
     /// Runs that took their node with them so far.
     pub crashes: i32,
-    /// The trial mark of its last run: 0 none, 1 among few suspects, 2 alone.
+    /// How suspect it is: 0 not, -1 to be started among few suspects, -2 alone.
     pub trial: i16,
     /// Whether its last claim was lost with its owner, which makes it a suspect.
     pub lost: bool,

@@ -1,5 +1,7 @@
 //! A node that its peers can reach and Postgres cannot.
 
+use std::time::Instant;
+
 use crate::harness::{Lab, Load, Program, Proxy, SLACK, TTL};
 
 #[tokio::test]
@@ -16,7 +18,12 @@ async fn node_cut_off_from_postgres_loses_its_slots_though_gossip_is_fine_and_co
     let far = lab.guests[0].nodes()[0].url().to_owned();
 
     proxy.cut();
+    let cut = Instant::now();
     lab.all_owned(TTL + SLACK, before).await;
+    println!(
+        "all its slots had new owners {:?} after the cut, with a lease of {TTL:?}",
+        cut.elapsed()
+    );
     let log = std::fs::read_to_string(lab.mesh.nodes()[0].log()).unwrap();
     let gone = log.contains("member gone peer=far");
     load.more(&lab, 100, SLACK * 3).await;

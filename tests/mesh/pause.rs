@@ -1,5 +1,7 @@
 //! A process that stands still for longer than its lease and then goes on.
 
+use std::time::Instant;
+
 use serde_json::json;
 
 use crate::harness::{Accepted, Lab, Load, Program, SLACK, TTL};
@@ -35,7 +37,12 @@ async fn paused_node_loses_its_slots_and_what_it_had_open_comes_to_nothing() {
     .await;
 
     lab.mesh.node_mut("n2").unwrap().pause().await.unwrap();
+    let paused = Instant::now();
     lab.all_owned(TTL + SLACK, zombie).await;
+    println!(
+        "all its slots had new owners {:?} after SIGSTOP, with a lease of {TTL:?}",
+        paused.elapsed()
+    );
     load.more(&lab, 100, SLACK * 3).await;
     let node = lab.mesh.node_mut("n2").unwrap();
     node.resume().unwrap();

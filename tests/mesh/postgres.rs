@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::harness::{Lab, Load, Program, SLACK, TTL};
+use crate::harness::{Answer, Lab, Load, Program, SLACK, TTL, rounds};
 
 /// The incarnations, none of which may change.
 async fn nodes(lab: &Lab) -> Vec<String> {
@@ -31,15 +31,8 @@ async fn check_nobody_left(lab: &mut Lab, before: &[String]) {
     lab.check_none("nodes that ended", &ended);
 }
 
-#[tokio::test]
-async fn stall_of_postgres_of_two_lease_lengths_fences_nobody_and_loses_nothing() {
-    let mut lab = Lab::start(3, Program::Worker, &[]).await;
-    let load = Load::start(&lab.client);
-    load.more(&lab, 100, SLACK * 3).await;
-    let before = nodes(&lab).await;
-
-    lab.postgres.pause().await.unwrap();
-    let until = Instant::now() + TTL * 2;
+/// Submits one task after the other, and keeps the answers.
+async fn probe_until(lab: &Lab, until: Instant) -> Vec<Answer> {
     let task = json!({"kind": "noop", "key": "probe", "payload": null});
     let mut answers = Vec::new();
     while Instant::now() < until {
@@ -48,15 +41,32 @@ async fn stall_of_postgres_of_two_lease_lengths_fences_nobody_and_loses_nothing(
             answers.push(answer.unwrap());
         }
     }
-    lab.postgres.resume().unwrap();
-    println!("{} answers while Postgres stood still", answers.len());
-    let taken = answers
-        .iter()
-        .filter(|answer| answer.status != 503 || answer.retry_after.is_none());
-    let taken: Vec<String> = taken.map(|answer| format!("{answer:?}")).collect();
-    lab.check_none("answers other than 503 while Postgres stood still", &taken);
+    answers
+}
 
+#[tokio::test]
+async fn stall_of_postgres_of_two_lease_lengths_fences_nobody_and_loses_nothing() {
+    let mut lab = Lab::start(3, Program::Worker, &[]).await;
+    let load = Load::start(&lab.client);
     load.more(&lab, 100, SLACK * 3).await;
+    let before = nodes(&lab).await;
+
+    for round in 1..=rounds() {
+        lab.postgres.pause().await.unwrap();
+        let answers = probe_until(&lab, Instant::now() + TTL * 2).await;
+        lab.postgres.resume().unwrap();
+        println!(
+            "round {round}: {} answers while Postgres stood still",
+            answers.len()
+        );
+        lab.check(!answers.is_empty(), || "no client was told anything".into());
+        let taken = answers
+            .iter()
+            .filter(|answer| answer.status != 503 || answer.retry_after.is_none());
+        let taken: Vec<String> = taken.map(|answer| format!("{answer:?}")).collect();
+        lab.check_none("answers other than 503 while Postgres stood still", &taken);
+        load.more(&lab, 100, SLACK * 3).await;
+    }
     let loaded = load.stop().await;
     let history = lab.drained(SLACK * 3).await;
     check_nobody_left(&mut lab, &before).await;

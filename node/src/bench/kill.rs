@@ -1,7 +1,7 @@
-//! How long the keys of a node stand still when it is killed (SIGKILL) under a light load.
+//! How long the keys of a node stand still when it leaves under a light load: killed (SIGKILL), or drained (SIGTERM).
 //!
-//! For each slot of the killed node in which a task waited: from the kill, or from the submit of that task if it came later, to the
-//! first start in that slot under its new owner. The kill's time is read from the database right before the signal.
+//! For each slot of that node in which a task waited: from the signal, or from the submit of that task if it came later, to the
+//! first start in that slot under its new owner. The signal's time is read from the database right before it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +28,15 @@ const LOOK: Duration = Duration::from_millis(2);
 /// When a takeover has failed.
 const TAKEOVER: Duration = Duration::from_secs(60);
 
+/// How a node leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// SIGKILL: its session ends at once.
+    Kill,
+    /// SIGTERM: it hands everything on.
+    Drain,
+}
+
 /// In ms.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kills {
@@ -36,6 +45,11 @@ pub(super) struct Kills {
     pub(super) gap_max: f64,
     /// How many slots had tasks waiting.
     pub(super) slots: usize,
+    /// Slots of other nodes that were granted anew meanwhile.
+    pub(super) others_moved: usize,
+    /// Tasks that were claimed more than once, and that failed.
+    pub(super) repeated: usize,
+    pub(super) failed: usize,
     /// The longest wait for a start in the slots of the other nodes meanwhile.
     pub(super) others_max: f64,
     /// From the send to the 201, over all the time, tries at other nodes included.
@@ -45,12 +59,13 @@ pub(super) struct Kills {
 
 /// What one kill left behind.
 struct Outage {
+    others_moved: usize,
     killed_at: DateTime<Utc>,
     over_at: DateTime<Utc>,
     orphans: Vec<Orphan>,
 }
 
-pub(super) async fn measure(lab: &Lab, args: &BenchArgs) -> Result<Kills> {
+pub(super) async fn measure(lab: &Lab, args: &BenchArgs, way: Way) -> Result<Kills> {
     lab.measure(async |database| {
         let mut mesh = database.mesh(args.nodes.into()).await?;
         let addresses = addresses(&mesh);
@@ -59,7 +74,7 @@ pub(super) async fn measure(lab: &Lab, args: &BenchArgs) -> Result<Kills> {
 
         let stopping = Arc::new(AtomicBool::new(false));
         let (sent, outages) = tokio::join!(load::open(&addresses, RATE, KEYS, stopping.clone()), async {
-            let outages = kill_all(database, &mut mesh, args.kills).await;
+            let outages = leave_all(database, &mut mesh, args.kills, way).await;
             stopping.store(true, Ordering::Relaxed);
             outages
         });
@@ -75,12 +90,16 @@ pub(super) async fn measure(lab: &Lab, args: &BenchArgs) -> Result<Kills> {
             });
         }
         let (gaps, others_max) = gaps(database, &outages).await?;
+        let (repeated, failed) = database.store.repeated().await.doing("read the archive")?;
         stop(mesh).await?;
         Ok(Kills {
             gap_p50: quantile(&gaps, 0.5),
             gap_p99: quantile(&gaps, 0.99),
             gap_max: quantile(&gaps, 1.0),
             slots: gaps.len(),
+            others_moved: outages.iter().map(|outage| outage.others_moved).sum(),
+            repeated,
+            failed,
             others_max,
             submit_p99: quantile(&sent.latencies, 0.99),
             submit_max: quantile(&sent.latencies, 1.0),
@@ -89,13 +108,13 @@ pub(super) async fn measure(lab: &Lab, args: &BenchArgs) -> Result<Kills> {
     .await
 }
 
-async fn kill_all(database: &Database, mesh: &mut Mesh, kills: u16) -> Result<Vec<Outage>> {
-    let bar = progress("kills", kills.into());
+async fn leave_all(database: &Database, mesh: &mut Mesh, times: u16, way: Way) -> Result<Vec<Outage>> {
+    let bar = progress("leaves", times.into());
     let mut outages = Vec::new();
-    for number in 0..usize::from(kills) {
+    for number in 0..usize::from(times) {
         sleep(REST).await;
         let at = number % mesh.nodes().len();
-        let outage = kill(database, mesh, at).await?;
+        let outage = leave(database, mesh, at, way).await?;
         // Started again only now: a restart also fences its predecessor, which would help the takeover.
         sleep(Duration::from_secs(1)).await;
         mesh.nodes_mut()[at].start_again().await?;
@@ -107,7 +126,7 @@ async fn kill_all(database: &Database, mesh: &mut Mesh, kills: u16) -> Result<Ve
     Ok(outages)
 }
 
-async fn kill(database: &Database, mesh: &mut Mesh, at: usize) -> Result<Outage> {
+async fn leave(database: &Database, mesh: &mut Mesh, at: usize, way: Way) -> Result<Outage> {
     let store = &database.store;
     let node = &mut mesh.nodes_mut()[at];
     let owned = store
@@ -115,12 +134,19 @@ async fn kill(database: &Database, mesh: &mut Mesh, at: usize) -> Result<Outage>
         .await
         .doing("read the slots of a node")?
         .ok_or(Error::Miscount {
-            what: "slots of the node to be killed",
+            what: "slots of the node to leave",
             expected: 1,
             found: 0,
         })?;
     let killed_at = store.now().await.doing("read the database's clock")?;
-    node.kill().await?;
+    let others = store
+        .epochs_of_others(owned.owner)
+        .await
+        .doing("read the slots")?;
+    match way {
+        Way::Kill => node.kill().await?,
+        Way::Drain => node.terminate()?,
+    }
 
     let begun = Instant::now();
     let mut left: Vec<Slot> = owned.slots.iter().map(|(slot, _)| *slot).collect();
@@ -129,14 +155,14 @@ async fn kill(database: &Database, mesh: &mut Mesh, at: usize) -> Result<Outage>
     while !left.is_empty() {
         if begun.elapsed() > TAKEOVER {
             return Err(Error::TooLong {
-                what: format!("{} slots of a killed node got no new owner", left.len()),
+                what: format!("{} slots of the node got no new owner", left.len()),
                 within: TAKEOVER,
             });
         }
         let (at, still) = store
             .still_owned(owned.owner, &left)
             .await
-            .doing("read the slots of a killed node")?;
+            .doing("read the slots of a node")?;
         until.extend(still.iter().map(|slot| (*slot, at)));
         (left, over_at) = (still, at);
         sleep(LOOK).await;
@@ -146,7 +172,21 @@ async fn kill(database: &Database, mesh: &mut Mesh, at: usize) -> Result<Outage>
         epoch,
         until: until.get(&slot).copied().unwrap_or(killed_at),
     });
+    let others_after = store
+        .epochs_of_others(owned.owner)
+        .await
+        .doing("read the slots")?;
+    let others_moved = others
+        .iter()
+        .filter(|(slot, epoch)| others_after.get(slot) != Some(epoch))
+        .count();
+    if way == Way::Drain {
+        while node.ended().is_none() && begun.elapsed() < TAKEOVER {
+            sleep(LOOK).await;
+        }
+    }
     Ok(Outage {
+        others_moved,
         killed_at,
         over_at,
         orphans: orphans.collect(),

@@ -26,6 +26,7 @@ mod report;
 mod start;
 mod submit;
 
+use kill::Way;
 use lab::Lab;
 use report::Report;
 
@@ -52,7 +53,7 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=50))]
     pub nodes: u16,
 
-    /// How many times a node is killed
+    /// How many times a node is killed, and drained
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     pub kills: u16,
 
@@ -84,6 +85,8 @@ pub enum Measurement {
     Start,
     /// How long keys stand still when their node is killed
     Kill,
+    /// How long keys stand still when their node is drained
+    Leave,
     /// The same statements in a bare loop
     Floor,
 }
@@ -187,7 +190,10 @@ pub async fn run(args: BenchArgs) -> Result<()> {
             report.start = Some(start::measure(&lab, &args).await?);
         }
         if wanted(Measurement::Kill) {
-            report.kill = Some(kill::measure(&lab, &args).await?);
+            report.kill = Some(kill::measure(&lab, &args, Way::Kill).await?);
+        }
+        if wanted(Measurement::Leave) {
+            report.leave = Some(kill::measure(&lab, &args, Way::Drain).await?);
         }
         Ok(())
     }

@@ -27,6 +27,7 @@ pub(super) struct Report {
     pub(super) floor: Option<Floor>,
     pub(super) start: Option<Start>,
     pub(super) kill: Option<Kills>,
+    pub(super) leave: Option<Kills>,
 }
 
 /// The file's content; null: not measured.
@@ -68,6 +69,14 @@ struct More {
     kill_others_max_ms: Option<f64>,
     kill_submit_p99_ms: Option<f64>,
     kill_submit_max_ms: Option<f64>,
+    kill_others_moved: Option<usize>,
+    leave_gap_p50_ms: Option<f64>,
+    leave_gap_p99_ms: Option<f64>,
+    leave_gap_max_ms: Option<f64>,
+    leave_slots: Option<usize>,
+    leave_others_moved: Option<usize>,
+    leave_repeated: Option<usize>,
+    leave_failed: Option<usize>,
     tasks: u32,
     keys: u32,
     connections: u16,
@@ -89,6 +98,7 @@ impl Report {
             floor: None,
             start: None,
             kill: None,
+            leave: None,
         }
     }
 
@@ -209,24 +219,38 @@ impl Report {
             );
             table.add_row(row("submit to start, p99", ms(start.p99), None, rest));
         }
-        if let Some(kill) = &self.kill {
+        for (what, kill) in [("kill", &self.kill), ("drain", &self.leave)] {
+            let Some(kill) = kill else { continue };
             let load = format!(
-                "{} kills of {} nodes, {} slots with tasks waiting; {} submits/s over {} keys",
+                "{} times, {} nodes, {} slots with tasks waiting; {} submits/s over {} keys",
                 args.kills,
                 args.nodes,
                 kill.slots,
                 kill::RATE,
                 kill::KEYS
             );
-            table.add_row(row("gap after a kill, p50", ms(kill.gap_p50), None, load));
+            table.add_row(row(
+                &format!("gap after a {what}, p50"),
+                ms(kill.gap_p50),
+                None,
+                load,
+            ));
             let rest = format!(
-                "p99 {}; other slots: max {}; submit to 201: p99 {}, max {}",
+                "p99 {}; other slots: {} moved, max {}; {} tasks repeated, {} failed; submit to 201: p99 {}, max {}",
                 ms(kill.gap_p99),
+                kill.others_moved,
                 ms(kill.others_max),
+                kill.repeated,
+                kill.failed,
                 ms(kill.submit_p99),
                 ms(kill.submit_max)
             );
-            table.add_row(row("gap after a kill, max", ms(kill.gap_max), None, rest));
+            table.add_row(row(
+                &format!("gap after a {what}, max"),
+                ms(kill.gap_max),
+                None,
+                rest,
+            ));
         }
         table
     }
@@ -239,7 +263,7 @@ impl Report {
 
     fn figures(&self) -> Figures {
         let (submit, floor) = (self.submit.as_ref(), self.floor.as_ref());
-        let (start, kill) = (self.start.as_ref(), self.kill.as_ref());
+        let (start, kill, leave) = (self.start.as_ref(), self.kill.as_ref(), self.leave.as_ref());
         let single = |part| submit.map(|submit| quantile(&submit.single.latencies, part));
         Figures {
             submit_single_per_s: submit.map(|submit| submit.single.per_s),
@@ -270,6 +294,14 @@ impl Report {
                 kill_others_max_ms: kill.map(|kill| kill.others_max),
                 kill_submit_p99_ms: kill.map(|kill| kill.submit_p99),
                 kill_submit_max_ms: kill.map(|kill| kill.submit_max),
+                kill_others_moved: kill.map(|kill| kill.others_moved),
+                leave_gap_p50_ms: leave.map(|leave| leave.gap_p50),
+                leave_gap_p99_ms: leave.map(|leave| leave.gap_p99),
+                leave_gap_max_ms: leave.map(|leave| leave.gap_max),
+                leave_slots: leave.map(|leave| leave.slots),
+                leave_others_moved: leave.map(|leave| leave.others_moved),
+                leave_repeated: leave.map(|leave| leave.repeated),
+                leave_failed: leave.map(|leave| leave.failed),
                 tasks: self.args.tasks,
                 keys: self.args.keys,
                 connections: self.args.connections,

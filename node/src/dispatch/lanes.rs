@@ -166,12 +166,7 @@ struct Lane {
 }
 
 fn level(task: &Claimed) -> usize {
-    let trial = usize::try_from(task.trial).unwrap_or(0);
-    if task.lost {
-        (trial + 1).min(2)
-    } else {
-        trial.min(2)
-    }
+    usize::from(task.trial.unsigned_abs()).min(2)
 }
 
 impl Lanes {

@@ -189,6 +189,11 @@ impl World {
                 let lost = row.epoch.is_some();
                 row.attempt += 1;
                 row.epoch = Some(probe.epoch);
+                row.trial = match row.trial {
+                    trial if !lost => -trial.abs(),
+                    trial if trial < 0 => trial,
+                    trial => -(trial + 1).min(2),
+                };
                 answer.tasks.push(Claimed {
                     id: TaskId {
                         slot: probe.slot,
@@ -755,6 +760,7 @@ fn suspects_run_few_at_a_time_and_those_of_the_second_degree_alone() {
         lanes.put(
             Claimed {
                 lost: true,
+                trial: -1,
                 ..world_task(number, slot)
             },
             0,
@@ -764,7 +770,7 @@ fn suspects_run_few_at_a_time_and_those_of_the_second_degree_alone() {
         lanes.put(
             Claimed {
                 lost: true,
-                trial: 1,
+                trial: -2,
                 ..world_task(number, slot)
             },
             0,

@@ -33,6 +33,7 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<Created>), Failure> {
     let form = body::media_type(request.headers(), &[LINES, ARRAY])?;
     tasks::refuse_header_key(request.headers())?;
+    tasks::refuse_when_stalled(&context)?;
     let held = body::read(&context, request, MAX_BYTES).await?;
     let bytes = held.bytes.clone();
     // A large batch takes a while to check, during which a runtime thread would serve nobody.

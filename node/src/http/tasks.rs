@@ -39,6 +39,14 @@ struct Present {
     replayed: bool,
 }
 
+/// A silent Postgres would keep each submit waiting, and then leave its outcome unknown.
+pub(super) fn refuse_when_stalled(context: &Context) -> Result<(), Failure> {
+    if context.directory.borrow().stalled {
+        return Err(Failure::new(Code::Unavailable, "Postgres does not answer"));
+    }
+    Ok(())
+}
+
 /// Answers 201 after the commit, or 200 for a repetition under its idempotency key; with `?wait`, once the task has ended or the
 /// time is over, with the task as it then stands.
 pub(super) async fn create(State(context): State<Context>, request: Request) -> Result<Response, Failure> {
@@ -46,6 +54,7 @@ pub(super) async fn create(State(context): State<Context>, request: Request) -> 
     body::media_type(&parts.headers, &["application/json"])?;
     let wait = body::wait(&mut parts).await?;
     let header = header_key(&parts.headers)?;
+    refuse_when_stalled(&context)?;
     let mut submit = {
         let held = body::read(
             &context,

@@ -1,5 +1,7 @@
 //! What the benchmark asks of Postgres: databases of its own, backlogs, and the times that tasks left in the archive.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
 use ringmesh_ring::{Epoch, Incarnation, Slot};
 use sqlx::postgres::PgConnectOptions;
@@ -255,6 +257,32 @@ impl Store {
                 .filter_map(|row| Some((slot(row.slot)?, Epoch(row.epoch))))
                 .collect(),
         }))
+    }
+
+    /// The slots of everybody else, with their epochs.
+    ///
+    /// # Errors
+    /// Nothing was to change.
+    pub(crate) async fn epochs_of_others(&self, owner: Incarnation) -> Result<BTreeMap<Slot, Epoch>, Error> {
+        let rows = sqlx::query_file!("src/store/sql/bench_others.sql", owner.0)
+            .fetch_all(&self.pool)
+            .await?;
+        Ok(rows
+            .iter()
+            .filter_map(|row| Some((slot(row.slot)?, Epoch(row.epoch))))
+            .collect())
+    }
+
+    /// How many ended tasks were claimed more than once, and how many had a run that failed.
+    ///
+    /// # Errors
+    /// Nothing was to change.
+    pub(crate) async fn repeated(&self) -> Result<(usize, usize), Error> {
+        let row = sqlx::query_file!("src/store/sql/bench_repeated.sql")
+            .fetch_one(&self.pool)
+            .await?;
+        let count = |count: i64| usize::try_from(count).unwrap_or(0);
+        Ok((count(row.repeated), count(row.failed)))
     }
 
     /// Which of these slots still belong to `owner`, and a time at which they did.

@@ -328,10 +328,10 @@ async fn only_a_loss_of_the_one_suspect_that_runs_alone_counts_as_a_crash() {
         seen,
         [
             [(false, 0, 0), (false, 0, 0)],
-            [(true, 0, 0), (true, 0, 0)],
-            [(true, 1, 0), (true, 0, 0)],
-            [(true, 2, 1), (true, 0, 0)],
-            [(true, 0, 1), (true, 0, 0)],
+            [(true, -1, 0), (true, -1, 0)],
+            [(true, -2, 0), (true, -1, 0)],
+            [(true, -2, 1), (true, -1, 0)],
+            [(true, -2, 1), (true, -1, 0)],
         ]
     );
 }

@@ -312,29 +312,17 @@ impl LeaseSession {
         Ok(if free { Answer::Free } else { Answer::Held })
     }
 
-    /// Waits, for at most a second, until a peer's lock is free. In slices, because a waiter holds a snapshot.
+    /// Waits, for at most a second, until a peer's lock is free.
     ///
     /// # Errors
     /// Nothing is written.
     pub async fn wait_for_peer(&mut self, peer: Incarnation) -> Result<Answer, Error> {
-        sqlx::query("set lock_timeout = '1s'")
-            .execute(&mut self.connection)
-            .await?;
-        let waited = sqlx::query("select pg_advisory_lock_shared($1, $2)")
+        let ended = sqlx::query_scalar::<_, bool>("select ringmesh.session_ended($1, $2)")
             .bind(LOCK_CLASS)
             .bind(lock_number(peer))
-            .execute(&mut self.connection)
-            .await;
-        match waited {
-            Ok(_) => {
-                self.release(peer).await?;
-                Ok(Answer::Free)
-            }
-            Err(sqlx::Error::Database(refusal)) if refusal.code().as_deref() == Some("55P03") => {
-                Ok(Answer::Held)
-            }
-            Err(error) => Err(error.into()),
-        }
+            .fetch_one(&mut self.connection)
+            .await?;
+        Ok(if ended { Answer::Free } else { Answer::Held })
     }
 
     async fn release(&mut self, peer: Incarnation) -> Result<(), Error> {

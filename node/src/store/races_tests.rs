@@ -246,12 +246,12 @@ async fn a_loss_before_the_start_is_noted_is_no_crash() {
     db.submit("noop", "k", "1").await;
     let task = claim(&db, me, slot, granted[0].1).await.remove(0);
     db.store.start_trial(me, &[task.token()], 2).await.unwrap();
-    // A drain: it comes back unharmed, and is claimed and lost three times before it starts.
+    // A drain: it comes back unharmed, and is claimed and lost three times before it starts. It stays as suspect as it was.
     db.store.give_back(me, &[task.token()]).await.unwrap();
     let mut epoch = granted[0].1;
     for _ in 0..3 {
         let task = claim(&db, me, slot, epoch).await.remove(0);
-        assert_eq!(task.crashes, 0);
+        assert_eq!((task.crashes, task.trial), (0, -2));
         epoch = db.take(me, &[slot]).await[0].1;
     }
     // One real crash counts once.

@@ -24,7 +24,7 @@ use ringmesh::store::{Options as StoreOptions, Store};
 use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-pub(crate) use client::Client;
+pub(crate) use client::{Answer, Client};
 pub(crate) use history::History;
 pub(crate) use load::{Accepted, Load, Loaded};
 pub(crate) use proxy::Proxy;
@@ -37,6 +37,12 @@ pub(crate) const SLACK: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(20);
 /// Meshes at once: each is many processes.
 static MESHES: Semaphore = Semaphore::const_new(2);
+
+/// How often a test repeats its fault: `MESH_TEST_ROUNDS`, else once.
+pub(crate) fn rounds() -> u32 {
+    let rounds = std::env::var("MESH_TEST_ROUNDS").ok();
+    rounds.map_or(1, |text| text.parse().expect("MESH_TEST_ROUNDS is a number"))
+}
 
 /// Which program the nodes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -156,6 +156,7 @@ fn know(nodes: &[(&Node, &str, i64)], owner: i64) {
             nodes: members.clone(),
             me: Some(Incarnation(*incarnation)),
             placed_here: SLOTS.into(),
+            stalled: false,
             ready: true,
         }));
     }

@@ -2,6 +2,8 @@
 -- $1 incarnation, $2 boot; per slot: $3 slot, $4 epoch, $5 start of the probe, $6 how many at most.
 -- Fence: the node row, then the slot rows with owner and epoch. The target repeats epoch and attempt: a claim that waited
 -- for a row re-checks only the target's own conditions. Index: task_due. The order of the answer is not promised.
+-- A task whose last claim was lost becomes a suspect of the next degree, not started yet (trial < 0); one that was not started
+-- since keeps its degree. A loss of the only suspect that ran (trial = 2) is a crash.
 -- Each slot that is ours also has a row with id 0: how many tasks its probe picked (as attempt), and whether it has held keys
 -- (as head). What was picked may have been cancelled since; only the number picked tells whether the probe saw all.
 with fence as materialized (
@@ -28,14 +30,15 @@ with fence as materialized (
     ) due on true
 ), claimed as (
     update ringmesh.task t
-    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(), trial = 0,
+    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
+        trial = case when p.lost_epoch is null then -abs(p.trial) when p.trial < 0 then p.trial else -least(p.trial + 1, 2) end,
         crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
     from picked p
     -- By place, and the wait hidden from the planner: see finish.sql.
     where t.ctid = p.place and coalesce(t.wait, '') = '' and t.epoch is distinct from p.epoch and t.attempt = p.attempt
     returning t.slot, t.id, t.attempt, t.epoch, t.key, t.kind,
         case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
-        t.priority, t.failures, t.crashes, p.trial, t.max_attempts, t.timeout_ms, t.waiter,
+        t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
         p.lost_epoch is not null as lost, p.head as head, t.created_at
 )
 select slot as "slot!", id as "id!", attempt as "attempt!", epoch as "epoch!", key as "key!", kind as "kind!", payload,

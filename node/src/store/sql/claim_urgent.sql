@@ -37,14 +37,15 @@ with fence as materialized (
     ) due
 ), claimed as (
     update ringmesh.task t
-    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(), trial = 0,
+    set attempt = t.attempt + 1, epoch = p.epoch, started_at = clock_timestamp(),
+        trial = case when p.lost_epoch is null then -abs(p.trial) when p.trial < 0 then p.trial else -least(p.trial + 1, 2) end,
         crashes = t.crashes + case when p.lost_epoch is not null and p.trial = 2 then 1 else 0 end
     from picked p
     -- By place, and the wait hidden from the planner: see finish.sql.
     where t.ctid = p.place and coalesce(t.wait, '') = '' and t.epoch is distinct from p.epoch and t.attempt = p.attempt
     returning t.slot, t.id, t.attempt, t.epoch, t.key, t.kind,
         case when octet_length(t.payload::text) <= 16384 then t.payload::text end as payload,
-        t.priority, t.failures, t.crashes, p.trial, t.max_attempts, t.timeout_ms, t.waiter,
+        t.priority, t.failures, t.crashes, t.trial, t.max_attempts, t.timeout_ms, t.waiter,
         p.lost_epoch is not null as lost, p.head as head, t.created_at
 )
 select slot as "slot!", id as "id!", attempt as "attempt!", epoch as "epoch!", key as "key!", kind as "kind!", payload,
