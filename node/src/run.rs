@@ -10,6 +10,7 @@ use futures::FutureExt as _;
 use crate::context::Context;
 use crate::handler::{Answer, Failure, Handler, Handlers};
 use crate::store::{Commit, Error, Finish, Me, Store};
+use crate::telemetry::metric;
 
 /// The longest result kept, in bytes of JSON.
 pub const RESULT_BYTES: usize = 1 << 20;
@@ -83,7 +84,12 @@ pub(crate) async fn run(
         };
         match inner.transaction.commit(me, finish).await {
             Some(Ok(Commit::Done)) => Outcome::Committed,
-            Some(Ok(Commit::Fenced)) => Outcome::Refused,
+            Some(Ok(Commit::Fenced)) => {
+                // Counted here: the life whose run this was may be over.
+                metrics::counter!(metric::FENCED_WRITES).increment(1);
+                tracing::info!(task = %inner.token.id, "the commit of a run was refused: fenced, or ended elsewhere");
+                Outcome::Refused
+            }
             Some(Err(Error::Unknown(_))) => Outcome::Unknown,
             Some(Err(error)) => Outcome::Answered(Err(error.into())),
             None => {

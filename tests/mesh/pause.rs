@@ -81,6 +81,9 @@ async fn paused_node_loses_its_slots_and_what_it_had_open_comes_to_nothing() {
         format!("it was fenced as {fenced:?}")
     });
     let refused = lab.metric(&url, "ringmesh_fenced_writes_total").await;
+    lab.check(refused > 0.0, || {
+        "no write of the node that woke was refused".into()
+    });
     println!(
         "{elsewhere} of its open transactions came to nothing, {refused} writes refused; {zombie} came back as {next}"
     );

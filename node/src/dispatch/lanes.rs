@@ -41,8 +41,9 @@ pub(crate) type LaneId = u64;
 /// Names a run of a task; never reused.
 pub(crate) type RunId = u64;
 
-/// A step of priority is worth this much waiting.
-const PRIORITY_MS: i64 = 5000;
+/// A step of priority is worth this much waiting. More: urgent tasks overtake older ones; less: the others wait less long under a
+/// flood of urgent ones, at most nine steps.
+const PRIORITY_MS: i64 = 1000;
 /// At most so many slots in one claim.
 const SLOTS_PER_CLAIM: usize = 256;
 /// A probe has room for this many at least, unless memory is short, and this many at most.

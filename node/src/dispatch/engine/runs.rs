@@ -112,7 +112,7 @@ impl Engine {
             // Nothing was committed, or who knows: a read tells. If the task is still ours, it runs again.
             Outcome::Refused | Outcome::Unknown | Outcome::Gone => {
                 if matches!(outcome, Outcome::Refused) {
-                    self.count_fenced(1);
+                    self.stats.fenced += 1;
                 }
                 let row = self.close_for(it.lane, run, &it.task, What::GiveBack);
                 self.read_back(vec![row], Duration::ZERO);
