@@ -398,23 +398,24 @@ async fn run_keyed(shared: &Shared, group: Vec<Entry>) {
     }
 }
 
+/// Each repetition is held against what is stored, which need not be what the first of its group said: another group, or another
+/// node, may have come before it.
 fn answer_keyed(entry: Entry, repetitions: Vec<Entry>, place: Placed) {
     let given = entry.row.fingerprint.unwrap_or_default();
-    let stored = match place {
-        Placed::New(_) | Placed::Replayed(_) => given,
-        Placed::Mismatch(stored) => stored,
+    let (number, stored) = match place {
+        Placed::New(number) | Placed::Replayed(number) => (number, given),
+        Placed::Mismatch { number, stored } => (number, stored),
     };
     let slot = entry.row.slot;
     let _ = entry.answer.send(keyed_answer(slot, place, 0, given));
     for other in repetitions {
         let given = other.row.fingerprint.unwrap_or_default();
-        let answer = match place {
-            Placed::New(number) | Placed::Replayed(number) if given == stored => {
-                keyed_answer(slot, Placed::Replayed(number), 0, given)
-            }
-            _ => Err(mismatch(0, stored, given)),
+        let place = if given == stored {
+            Placed::Replayed(number)
+        } else {
+            Placed::Mismatch { number, stored }
         };
-        let _ = other.answer.send(answer);
+        let _ = other.answer.send(keyed_answer(slot, place, 0, given));
     }
 }
 
@@ -428,7 +429,7 @@ fn keyed_answer(slot: Slot, placed: Placed, place: usize, given: Fingerprint) ->
             id: TaskId { slot, number },
             replayed: true,
         }),
-        Placed::Mismatch(stored) => Err(mismatch(place, stored, given)),
+        Placed::Mismatch { stored, .. } => Err(mismatch(place, stored, given)),
     }
 }
 
@@ -490,7 +491,7 @@ impl Shared {
     fn placed(&self, rows: &[&Row], placed: &[Placed]) {
         self.inserted(rows.iter().zip(placed).filter_map(|(row, place)| match place {
             Placed::New(number) => Some((*row, *number)),
-            Placed::Replayed(_) | Placed::Mismatch(_) => None,
+            Placed::Replayed(_) | Placed::Mismatch { .. } => None,
         }));
     }
 

@@ -25,8 +25,8 @@ pub(crate) enum Placed {
     New(i64),
     /// Its id was there before, with the task of this number and the same fingerprint.
     Replayed(i64),
-    /// Its id was there before, for something else.
-    Mismatch(Fingerprint),
+    /// Its id was there before, with the task of this number and another fingerprint.
+    Mismatch { number: i64, stored: Fingerprint },
 }
 
 /// How often rows are looked for and inserted again whose idempotency id is removed just between the two statements.
@@ -79,7 +79,10 @@ impl Store {
                 .await
                 .map_err(before_commit)?
         };
-        if placed.iter().any(|place| matches!(place, Placed::Mismatch(_))) {
+        if placed
+            .iter()
+            .any(|place| matches!(place, Placed::Mismatch { .. }))
+        {
             // If this fails, the session ends, and with it the transaction.
             let _ = transaction.rollback().await;
         } else {
@@ -312,7 +315,10 @@ async fn find(
         placed[at] = Some(if rows[at].fingerprint == Some(stored) {
             Placed::Replayed(row.task)
         } else {
-            Placed::Mismatch(stored)
+            Placed::Mismatch {
+                number: row.task,
+                stored,
+            }
         });
     }
     Ok(())

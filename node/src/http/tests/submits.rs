@@ -149,6 +149,30 @@ async fn one_idempotency_key_gives_one_task() {
 }
 
 #[tokio::test]
+async fn a_repetition_of_the_stored_submit_is_a_replay_whatever_came_first_in_its_group() {
+    let fresh = fresh().await;
+    let node = start(&fresh.store, Setup::default()).await;
+    let submit = |payload: &str| {
+        let mut task = task("a", payload);
+        task.idempotency_key = Some("id".into());
+        node.submits.submit(task)
+    };
+    let stored = submit("0").await.unwrap();
+    // They wait together, and the first of them says something else than what is stored.
+    let answers = futures::future::join_all((0..64).map(|n| submit(["1", "0"][n % 2]))).await;
+    for (n, answer) in answers.into_iter().enumerate() {
+        if n % 2 == 1 {
+            let replay = answer.unwrap_or_else(|error| panic!("{n}: {error}"));
+            assert_eq!((replay.id, replay.replayed), (stored.id, true), "{n}");
+        } else if let Err(crate::submit::Error::Mismatch { stored, given, .. }) = answer {
+            assert_ne!(stored, given, "{n}");
+        } else {
+            panic!("{n}: {answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_batch_goes_in_whole_or_not_at_all_and_in_order() {
     let fresh = fresh().await;
     let node = start(&fresh.store, Setup::default()).await;
