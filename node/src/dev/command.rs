@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::home::lock;
+use super::keep::{NODE_PAUSE, keep};
 use super::process::effective_uid;
 use super::{Doing, Error, Mesh, Postgres, Result, mesh, postgres};
 
@@ -16,8 +17,6 @@ use super::{Doing, Error, Mesh, Postgres, Result, mesh, postgres};
 const DEFAULT_URL: &str = "http://127.0.0.1:7101";
 /// How long the nodes may drain.
 pub(crate) const DRAIN: Duration = Duration::from_secs(20);
-/// How often the processes are looked at while all is well.
-const LOOK: Duration = Duration::from_millis(250);
 
 /// Arguments of `ringmesh dev`.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,13 +56,15 @@ struct RunningNode<'a> {
     pid: Option<u32>,
 }
 
-/// Starts a Postgres and a mesh, says where they are, and stops them in order (nodes first) at Ctrl-C, SIGTERM or SIGHUP. A second
-/// signal ends the nodes without their drain.
+/// Starts a Postgres and a mesh, says where they are, keeps them running, and stops them in order (nodes first) at Ctrl-C,
+/// SIGTERM or SIGHUP, or once all nodes have been drained. A second signal ends the nodes without their drain.
+///
+/// A Postgres or a node that is killed or fails is started again after a pause; a node that was drained stays away.
 ///
 /// # Errors
 ///
-/// When something cannot be started (nothing runs then), when Postgres or the last node ends by itself, or when a node had
-/// to be killed at the stop. Nothing runs after a return.
+/// When something cannot be started (nothing runs then), when Postgres ends again and again, or when a node had to be killed
+/// at the stop. Nothing runs after a return.
 pub async fn run(args: DevArgs) -> Result<()> {
     let mut signals = Signals::listen()?;
     let data = std::path::absolute(&args.data).doing(|| "find the current folder".into())?;
@@ -90,10 +91,17 @@ pub async fn run(args: DevArgs) -> Result<()> {
     };
     said.doing(|| "write to stdout".into())?;
     let ended = tokio::select! {
-        ended = watch(server.as_mut(), &mut mesh) => Err(ended),
+        ended = keep(server.as_mut(), &mut mesh) => ended,
         () = signals.next() => Ok(()),
     };
-    eprintln!("stopping {} nodes (again Ctrl-C: at once)", mesh.nodes().len());
+    if ended.is_err() {
+        eprintln!("Postgres does not stay up");
+    }
+    match running(&mut mesh) {
+        0 => {}
+        1 => eprintln!("stopping 1 node (Ctrl-C: at once)"),
+        nodes => eprintln!("stopping {nodes} nodes (Ctrl-C: at once)"),
+    }
     let stopped = tokio::select! {
         stopped = mesh.stop(DRAIN) => stopped,
         () = signals.next() => Ok(()),
@@ -185,36 +193,10 @@ pub(crate) async fn start_server(data: &Path) -> Result<Postgres> {
     Ok(started)
 }
 
-/// Returns when there is nothing left to run. A single node that ends is only told: to kill one and see what the others do
-/// is what this command is for.
-async fn watch(mut server: Option<&mut Postgres>, mesh: &mut Mesh) -> Error {
-    let mut told = vec![false; mesh.nodes().len()];
-    loop {
-        if let Some(server) = &mut server
-            && let Some(error) = server.ended()
-        {
-            return error;
-        }
-        for (node, told) in mesh.nodes_mut().iter_mut().zip(&mut told) {
-            if let Some(status) = node.ended().filter(|_| !*told) {
-                *told = true;
-                eprintln!("{} ended ({status}); its log: {}", node.name(), shown(node.log()));
-            }
-        }
-        if told.iter().all(|told| *told)
-            && let Some(last) = mesh.nodes_mut().last_mut()
-            && let Some(status) = last.ended()
-        {
-            let (name, log, tail) = ("the last node".into(), last.log().to_owned(), last.log_tail());
-            return Error::Ended {
-                name,
-                status,
-                log,
-                tail,
-            };
-        }
-        tokio::time::sleep(LOOK).await;
-    }
+/// How many nodes run now.
+fn running(mesh: &mut Mesh) -> usize {
+    let runs = |node: &mut mesh::Node| node.pid().is_some() && node.ended().is_none();
+    mesh.nodes_mut().iter_mut().map(runs).filter(|runs| *runs).count()
 }
 
 fn say_json(mesh: &Mesh) -> std::io::Result<()> {
@@ -276,7 +258,13 @@ fn say(server: Option<&Postgres>, mesh: &Mesh) -> std::io::Result<()> {
     )?;
     if let (Some(pid), true) = (last.pid(), mesh.nodes().len() > 1) {
         writeln!(stdout, " break     kill -9 {pid}")?;
+        writeln!(stdout, " drain     ringmesh drain{url} {}", last.name())?;
     }
+    let pause = NODE_PAUSE.as_secs();
+    writeln!(
+        stdout,
+        "           (a killed node comes back after {pause} s, Postgres sooner; a drained node stays away)"
+    )?;
     writeln!(stdout, " stop      Ctrl-C")?;
     stdout.flush()
 }

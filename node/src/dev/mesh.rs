@@ -499,4 +499,4 @@ fn local(port: u16) -> SocketAddr {
 
 #[cfg(test)]
 #[path = "mesh_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ use crate::dev::Postgres;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-fn options(test: &str) -> Options {
+pub(crate) fn options(test: &str) -> Options {
     let log_dir = std::env::temp_dir().join(format!("ringmesh-mesh-{test}-{}", std::process::id()));
     let extra_args = [
         "dev::mesh::tests::stand_in",
@@ -29,7 +29,8 @@ fn options(test: &str) -> Options {
     }
 }
 
-/// Answers each request with 200 and, as body, its seeds. Ends by SIGTERM as by default, unless `STAND_IN` says otherwise.
+/// Answers each request with 200 and, as body, its seeds. Ends by SIGTERM as by default, unless `STAND_IN` says
+/// otherwise, and with success when `/drain` is asked for.
 #[test]
 #[ignore = "a stand-in for a node, run by the other tests"]
 fn stand_in() {
@@ -45,7 +46,11 @@ fn stand_in() {
     let listener = std::net::TcpListener::bind(listen).unwrap();
     for stream in listener.incoming() {
         let mut stream = stream.unwrap();
-        let _ = stream.read(&mut [0; 1024]);
+        let mut request = [0; 1024];
+        let _ = stream.read(&mut request);
+        if request.starts_with(b"GET /drain ") {
+            std::process::exit(0);
+        }
         let body = std::env::var("RINGMESH_SEEDS").unwrap();
         let head = format!(
             "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}",

@@ -5,6 +5,7 @@
 //! | [`postgres`] | a Postgres server of its own, under a data folder |
 //! | [`mesh`] | some node processes that form a mesh, with their logs |
 //! | [`command`] | `ringmesh dev`: both of them until Ctrl-C |
+//! | `keep` | starts again what ended while `ringmesh dev` runs |
 //! | `home` | the server's folder: who holds it, how it is made |
 //! | `programs` | finds the Postgres programs, or fetches them |
 //! | `process` | children that end with this process, and signals |
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 pub mod command;
 mod home;
+mod keep;
 pub mod mesh;
 pub mod postgres;
 mod process;
@@ -120,6 +122,16 @@ pub enum Error {
         log: PathBuf,
         /// The last lines of the log.
         tail: String,
+    },
+    /// Postgres ended again and again right after its start, and is not started any more.
+    #[error("Postgres ended {times} times in a row within {within:?} of its start")]
+    KeepsEnding {
+        /// How often.
+        times: u32,
+        /// The time from a start in which an end counts.
+        within: Duration,
+        /// How it ended the last time.
+        source: Box<Error>,
     },
     /// A program that prepares something failed, or took too long.
     #[error("{program} failed: {output}")]
