@@ -77,6 +77,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<(), Failure> {
+    ringmesh::config::check_names(std::env::vars_os()).map_err(Failure::usage)?;
     if let Command::Config(args) = command {
         return config::run(args);
     }

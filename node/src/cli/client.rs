@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{RequestBuilder, StatusCode};
+use ringmesh::config;
 use ringmesh::secret::Secret;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -35,14 +36,8 @@ pub(crate) struct ClientArgs {
         default_value = "http://127.0.0.1:7101"
     )]
     pub(crate) url: String,
-    /// The mesh's token; RINGMESH_TOKEN keeps it out of the list of processes
-    #[arg(
-        long,
-        value_name = "TOKEN",
-        env = "RINGMESH_TOKEN",
-        hide_env_values = true,
-        hide_default_value = true
-    )]
+    /// The mesh's token; RINGMESH_TOKEN, or a file named by RINGMESH_TOKEN_FILE, keeps it out of the list of processes
+    #[arg(long, value_name = "TOKEN")]
     token: Option<String>,
     /// Print JSON, one value a line
     #[arg(long)]
@@ -69,11 +64,10 @@ impl ClientArgs {
             http = http.no_proxy();
         }
         let http = http.build().map_err(Failure::failed)?;
-        let token = self
-            .token
-            .as_ref()
-            .filter(|token| !token.is_empty())
-            .map(|token| Secret::new(token.as_str()));
+        let token = match self.token.as_deref().filter(|token| !token.is_empty()) {
+            Some(token) => Some(Secret::new(token)),
+            None => config::token(std::env::vars_os()).map_err(Failure::usage)?,
+        };
         Ok(Client {
             http,
             base: base.to_owned(),
@@ -164,7 +158,10 @@ impl From<Error> for Failure {
             Error::Refused {
                 status: StatusCode::UNAUTHORIZED,
                 ..
-            } => (code::REFUSED, "set RINGMESH_TOKEN to the mesh's token"),
+            } => (
+                code::REFUSED,
+                "set RINGMESH_TOKEN to the mesh's token, or RINGMESH_TOKEN_FILE to a file with it",
+            ),
             Error::Refused { .. } => (code::REFUSED, ""),
             Error::Strange { .. } => (code::FAILED, ""),
         };

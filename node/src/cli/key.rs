@@ -1,5 +1,6 @@
 //! `ringmesh key`: where a key is and what waits for it.
 
+use ringmesh_ring::Key;
 use serde_json::Value;
 
 use super::client::{ClientArgs, part};
@@ -10,22 +11,28 @@ use super::output;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The key
-    key: String,
+    #[arg(value_parser = read)]
+    key: Key,
     #[command(flatten)]
     client: ClientArgs,
 }
 
 /// Shows what the mesh knows about it. A key that was never used has a slot and an owner too.
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
-    let status: Value = args
-        .client
-        .client()?
-        .get(&format!("/v1/keys/{}", part(&args.key)))
-        .await?;
+    let status: Value = args.client.client()?.get(&path(&args.key)).await?;
     match args.client.json {
         true => output::json(&status),
         false => output::text(lines(&status)),
     }
+}
+
+fn read(text: &str) -> Result<Key, ringmesh_ring::key::Error> {
+    Key::new(text)
+}
+
+/// In the query, since a path cannot hold the keys `.` and `..`.
+fn path(key: &Key) -> String {
+    format!("/v1/keys?key={}", part(key.as_str()))
 }
 
 /// One line for each fact, nested ones with a dotted name; what is not there is left out.
@@ -61,6 +68,17 @@ fn flatten(name: &str, value: &Value, facts: &mut Vec<(String, String)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_key_reaches_the_node_as_it_is() {
+        for text in ["..", ".", "a/../b", "a+b &key=c#d", "é"] {
+            let path = path(&Key::new(text).unwrap());
+            let url = reqwest::Url::parse(&format!("http://n1{path}")).unwrap();
+            let sent: Vec<_> = url.query_pairs().collect();
+            assert_eq!((url.path(), sent.len(), &*sent[0].1), ("/v1/keys", 1, text));
+        }
+        assert!(read("").is_err());
+    }
 
     #[test]
     fn facts_stand_in_lines() {

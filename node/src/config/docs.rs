@@ -15,7 +15,8 @@ A node takes each option from the first of these that gives it:
 3. the TOML file named by `--config` or `RINGMESH_CONFIG` (`ttl = \"5s\"`);
 4. its default.
 
-Keys and `RINGMESH_` variables that do not exist are refused, with the nearest name that does. All values are checked
+Keys and `RINGMESH_` variables that do not exist are refused, with the nearest name that does; the other commands refuse
+such variables too. All values are checked
 together when the node starts. `ringmesh config` prints the values in effect and where each comes from, with secrets
 masked; it takes the same flags, file and environment as `ringmesh node`.
 

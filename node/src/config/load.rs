@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::{Config, Definition, OPTIONS, Problem};
+use crate::secret::Secret;
 
 /// The variables that begin with `RINGMESH_` and are no options of a node.
 pub const ENVIRONMENT: &[(&str, &str)] = &[
@@ -205,12 +206,7 @@ impl Loaded {
         &mut self,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<(), Error> {
-        // Sorted, so that of two errors always the same one is reported.
-        let mut variables: BTreeMap<String, OsString> = environment
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
-            .filter(|(name, value)| name.starts_with("RINGMESH_") && !value.is_empty())
-            .collect();
+        let mut variables = ours(environment);
         for definition in OPTIONS {
             let name = definition.variable();
             let direct = variables.remove(&name);
@@ -239,16 +235,59 @@ impl Loaded {
             };
             self.set(definition, &value, Source::Environment(name))?;
         }
-        for (name, value) in &variables {
-            let known = ENVIRONMENT.iter().any(|(known, _)| known == name);
-            if !known && !from_kubernetes(name, &value.to_string_lossy()) {
-                let all = OPTIONS.iter().map(Definition::variable);
-                let all = all.chain(ENVIRONMENT.iter().map(|(name, _)| (*name).to_owned()));
-                return Err(unknown(format!("the environment variable {name}"), name, all));
-            }
-        }
-        Ok(())
+        refuse_others(&variables)
     }
+}
+
+/// Variables that begin with `RINGMESH_`; empty ones count as not set.
+fn ours(environment: impl IntoIterator<Item = (OsString, OsString)>) -> BTreeMap<String, OsString> {
+    // Sorted, so that of two errors always the same one is reported.
+    environment
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+        .filter(|(name, value)| name.starts_with("RINGMESH_") && !value.is_empty())
+        .collect()
+}
+
+/// Refuses variables that are not in [`ENVIRONMENT`].
+fn refuse_others(variables: &BTreeMap<String, OsString>) -> Result<(), Error> {
+    for (name, value) in variables {
+        let known = ENVIRONMENT.iter().any(|(known, _)| known == name);
+        if !known && !from_kubernetes(name, &value.to_string_lossy()) {
+            let all = OPTIONS.iter().map(Definition::variable);
+            let all = all.chain(ENVIRONMENT.iter().map(|(name, _)| (*name).to_owned()));
+            return Err(unknown(format!("the environment variable {name}"), name, all));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses variables that begin with `RINGMESH_` and that nobody reads, for commands that are no nodes: a misspelt one would
+/// go unnoticed. Values are not looked at.
+///
+/// # Errors
+/// [`Error::Unknown`] for the first one.
+pub fn check_names(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Result<(), Error> {
+    let mut variables = ours(environment);
+    for definition in OPTIONS {
+        let name = definition.variable();
+        variables.remove(&name);
+        if definition.from_file {
+            variables.remove(&format!("{name}_FILE"));
+        }
+    }
+    refuse_others(&variables)
+}
+
+/// The token of the environment alone, for clients: that of `RINGMESH_TOKEN`, or of the file that `RINGMESH_TOKEN_FILE` names.
+///
+/// # Errors
+/// When both are set, or when it cannot be read.
+pub fn token(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Option<Secret>, Error> {
+    let about_it =
+        |(name, _): &(OsString, OsString)| name == "RINGMESH_TOKEN" || name == "RINGMESH_TOKEN_FILE";
+    let loaded = load(None, environment.into_iter().filter(about_it), &[])?;
+    Ok(loaded.config.token)
 }
 
 /// Where a value was set, for the end of a sentence.

@@ -87,6 +87,17 @@ fn what_nobody_knows_is_refused_with_the_nearest_name() {
     );
     // Only what is a secret may be in a file of its own.
     assert!(text(&[("RINGMESH_TTL_FILE", "/x")]).contains("RINGMESH_TTL_FILE is unknown"));
+    let names = |environment: &[(&str, &str)]| check_names(env(environment));
+    assert_eq!(
+        names(&[("RINGMESH_TOKN", "x")]).unwrap_err().to_string(),
+        "the environment variable RINGMESH_TOKN is unknown; the nearest is RINGMESH_TOKEN"
+    );
+    let known = [
+        ("RINGMESH_TTL", "nonsense"),
+        ("RINGMESH_TOKEN_FILE", "/x"),
+        ("RINGMESH_URL", "u"),
+    ];
+    names(&known).unwrap();
     let file = TempFile::new("unknown.toml", "load-bound = 2");
     let error = load(Some(&file.0), [], &[]).unwrap_err().to_string();
     assert!(
@@ -115,6 +126,11 @@ fn a_secret_may_stand_in_a_file_of_its_own_but_not_twice() {
     let path = file.0.to_str().unwrap();
     let loaded = load(None, env(&[("RINGMESH_TOKEN_FILE", path)]), &[]).unwrap();
     assert_eq!(loaded.unchecked().token.as_ref().unwrap().expose(), SECRET);
+    let for_clients = token(env(&[
+        ("RINGMESH_TOKEN_FILE", path),
+        ("RINGMESH_TTL", "nonsense"),
+    ]));
+    assert_eq!(for_clients.unwrap().unwrap().expose(), SECRET);
     let both = load(
         None,
         env(&[("RINGMESH_TOKEN_FILE", path), ("RINGMESH_TOKEN", SECRET)]),

@@ -1,13 +1,13 @@
-//! `/v1/keys/{key}`: where a key stands.
+//! `/v1/keys/{key}` and `/v1/keys?key={key}`: where a key stands.
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
 use chrono::{DateTime, Utc};
 use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::error::{Code, Failure};
 use super::{Context, to_its_end};
@@ -40,6 +40,25 @@ pub(super) async fn read(
     key: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Status>, Failure> {
     let Path(key) = key.map_err(|_| Failure::new(Code::BadUtf8, "the key is not UTF-8"))?;
+    status(context, key).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    key: String,
+}
+
+/// The keys `.` and `..` cannot stand in a path: clients take them for steps, percent-encoded or not.
+pub(super) async fn read_by_query(
+    State(context): State<Context>,
+    asked: Result<Query<Asked>, QueryRejection>,
+) -> Result<Json<Status>, Failure> {
+    let Query(asked) = asked.map_err(|error| Failure::new(Code::BadQuery, error.body_text()))?;
+    status(context, asked.key).await
+}
+
+async fn status(context: Context, key: String) -> Result<Json<Status>, Failure> {
     let key = Key::new(key).map_err(|error| Failure::invalid("key", error.to_string()))?;
     let shared = Arc::clone(&context);
     to_its_end(async move {

@@ -92,6 +92,7 @@ pub fn router(api: Api) -> Router {
         .route("/v1/tasks/{id}", get(tasks::read).delete(tasks::cancel))
         .route("/v1/mesh", get(mesh::mesh))
         .route("/v1/slots", get(mesh::slots))
+        .route("/v1/keys", get(keys::read_by_query))
         .route("/v1/keys/{*key}", get(keys::read))
         .route("/v1/nodes/{name}/drain", post(nodes::drain))
         .route("/health/live", get(health::live))

@@ -227,6 +227,9 @@ async fn a_key_is_its_bytes_everywhere_or_is_refused() {
         ("/v1/keys/%ed%a0%80".to_owned(), 400, "bad_utf8"),
         (format!("/v1/keys/{}", "x".repeat(8_192)), 422, "invalid"),
         ("/v1/keys/".to_owned(), 404, "not_found"),
+        ("/v1/keys".to_owned(), 400, "bad_query"),
+        ("/v1/keys?key=a&kind=b".to_owned(), 400, "bad_query"),
+        ("/v1/keys?key=".to_owned(), 422, "invalid"),
     ] {
         let refused = node.get(&path).await;
         assert_eq!((refused.status, refused.code()), (status, code), "{path}");

@@ -49,6 +49,8 @@ async fn a_submit_is_answered_after_its_commit_and_can_be_read_and_cancelled_onc
     assert_eq!((read.status, &read.body["state"]), (200, &json!("pending")));
 
     let key = node.get("/v1/keys/tenant-1").await;
+    let by_query = node.get("/v1/keys?key=tenant-1").await;
+    assert_eq!(by_query.body, key.body);
     assert_eq!(
         (key.status, &key.body["waiting"], &key.body["held"]),
         (200, &json!(1), &json!(null))
