@@ -34,6 +34,10 @@ pub struct Directory {
     pub placed_here: usize,
     /// Whether Postgres has not answered for so long that this node's trust in its lease is over.
     pub stalled: bool,
+    /// Whether this node may start work under its lease.
+    pub leased: bool,
+    /// Whether this node hands on its slots in order to leave.
+    pub draining: bool,
     /// Whether this node holds all slots that the ring gives it, serves, and trusts its lease.
     pub ready: bool,
 }

@@ -785,6 +785,8 @@ impl Ownership {
             me: Some(me),
             placed_here: placed.len(),
             stalled: self.was_trusted && !self.parts.trust.holds(),
+            leased: trusted,
+            draining: self.draining.is_some(),
             ready,
         };
         metrics::gauge!(metric::SLOTS_OWNED).set(self.table.len() as f64);

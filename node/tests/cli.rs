@@ -327,8 +327,7 @@ async fn refusals_have_their_own_exit_code(server: &Server) {
     assert_eq!(nonsense.code, Some(2), "{nonsense:?}");
     let health = server.run(&["health"], "").await;
     assert_eq!(health.code, Some(4), "{health:?}");
-    let unready =
-        "error: the node is not ready (503 Service Unavailable): the node does not hold all its slots\n";
+    let unready = "error: the node is not ready (503 Service Unavailable): the node has no lease yet\n";
     assert_eq!(health.err, unready);
 }
 
@@ -380,6 +379,21 @@ async fn only_a_submit_that_may_be_repeated_waits_for_postgres(server: &mut Serv
         (once.code, once.err.contains("the node cannot serve now")),
         (Some(4), true),
         "{once:?}"
+    );
+    // The nodes are shown from memory, and a read soon says that there is no answer.
+    let mesh = server.run(&["mesh"], "").await.ok();
+    assert!(mesh.contains("n1"), "{mesh}");
+    let began = std::time::Instant::now();
+    let read = server.run(&["key", "tenant-3"], "").await;
+    assert_eq!(
+        (read.code, read.err.contains("Postgres does not answer")),
+        (Some(4), true),
+        "{read:?}"
+    );
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
     );
     let mut keyed = command();
     keyed

@@ -1,7 +1,8 @@
 //! A small client of the HTTP API.
 //!
-//! An answer of 503 is tried again, after the pause that it names, when repeating can do no harm: reads, cancels, and submits
-//! under an idempotency key. Everything else is left to the caller, who may know better.
+//! An answer of 503 is tried again, after the pause that it names, when repeating can do no harm: cancels, waits, submits under
+//! an idempotency key, and for a moment reads, whose caller wants to know soon that nobody answers. Everything else is left to
+//! the caller, who may know better.
 
 use std::time::Duration;
 
@@ -22,6 +23,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(90);
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 /// For how long a node that cannot serve now is asked again.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// As [`PATIENCE`], for a plain read.
+const READ_PATIENCE: Duration = Duration::from_secs(3);
+/// How long an answer to a plain read may take.
+const READ_WITHIN: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -188,6 +193,23 @@ struct Objection {
 impl Client {
     /// A read.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let patience = self.patience.min(READ_PATIENCE);
+        self.send_for(patience, Repeat::Safe, path, |client, url| {
+            client.get(url).timeout(READ_WITHIN)
+        })
+        .await
+    }
+
+    /// A read that is not repeated.
+    pub(crate) async fn get_once<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        self.send(Repeat::Never, path, |client, url| {
+            client.get(url).timeout(READ_PATIENCE)
+        })
+        .await
+    }
+
+    /// A read that the node answers when something has happened.
+    pub(crate) async fn wait<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.send(Repeat::Safe, path, |client, url| client.get(url)).await
     }
 
@@ -238,8 +260,18 @@ impl Client {
         path: &str,
         request: impl Fn(&reqwest::Client, &str) -> RequestBuilder,
     ) -> Result<T, Error> {
+        self.send_for(self.patience, repeat, path, request).await
+    }
+
+    async fn send_for<T: DeserializeOwned>(
+        &self,
+        patience: Duration,
+        repeat: Repeat,
+        path: &str,
+        request: impl Fn(&reqwest::Client, &str) -> RequestBuilder,
+    ) -> Result<T, Error> {
         let url = format!("{}{path}", self.base);
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + patience;
         let mut pause = FIRST_PAUSE;
         loop {
             let (error, after) = match self.send_once(request(&self.http, &url)).await {

@@ -40,7 +40,7 @@ pub(crate) async fn wait_for(client: &Client, id: TaskId, until: Instant) -> Res
     loop {
         let left = wait_until(until);
         let view: View = client
-            .get(&format!("/v1/tasks/{id}{}", left.as_deref().unwrap_or_default()))
+            .wait(&format!("/v1/tasks/{id}{}", left.as_deref().unwrap_or_default()))
             .await?;
         if view.state.is_final() || left.is_none() {
             return Ok(view);

@@ -31,6 +31,9 @@ pub(crate) struct Args {
 pub(crate) struct Mesh {
     /// The node that answers.
     pub(crate) node: String,
+    /// All slots there are, and those with an owner.
+    slots: u64,
+    owned: u64,
     pub(crate) members: Vec<Member>,
 }
 
@@ -55,17 +58,20 @@ pub(crate) struct SlotRow {
     pub(crate) epoch: i64,
 }
 
-/// One look, from the same node.
+/// One look, from the same node. The nodes come from its memory; who owns which slot comes from Postgres, and is left out while
+/// that does not answer.
 #[derive(Debug, Clone, Serialize)]
 struct Look {
     members: Vec<Member>,
     /// Slots that nobody owns.
     without_owner: u64,
-    /// Slots whose owner changed since the look before; none at the first.
+    /// Slots whose owner changed since the look before; none at the first, and without both lists of owners.
     moved: Option<u64>,
     #[serde(skip)]
-    owners: BTreeMap<u16, Option<String>>,
+    owners: Option<Owners>,
 }
+
+type Owners = BTreeMap<u16, Option<String>>;
 
 /// Reads the nodes.
 pub(crate) async fn read(client: &Client) -> Result<Mesh, Error> {
@@ -76,7 +82,7 @@ pub(crate) async fn read(client: &Client) -> Result<Mesh, Error> {
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let client = args.client.client()?;
     if !args.watch {
-        return show(&look(&client, None).await?, args.client.json);
+        return show(&Look::new(read(&client).await?, None, None), args.client.json);
     }
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -111,24 +117,29 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
 }
 
 async fn look(client: &Client, last: Option<&Look>) -> Result<Look, Error> {
-    let (mesh, slots): (Mesh, Vec<SlotRow>) = tokio::try_join!(read(client), client.get("/v1/slots"))?;
-    let owners: BTreeMap<u16, Option<String>> = slots.into_iter().map(|row| (row.slot, row.owner)).collect();
-    Ok(Look::new(mesh.members, owners, last))
+    let mesh = read(client).await?;
+    let owners = match client.get_once::<Vec<SlotRow>>("/v1/slots").await {
+        Ok(slots) => Some(slots.into_iter().map(|row| (row.slot, row.owner)).collect()),
+        Err(Error::NoAnswer { .. } | Error::Unavailable { .. }) => None,
+        Err(error) => return Err(error),
+    };
+    Ok(Look::new(mesh, owners, last))
 }
 
 impl Look {
-    fn new(mut members: Vec<Member>, owners: BTreeMap<u16, Option<String>>, last: Option<&Look>) -> Look {
+    fn new(mesh: Mesh, owners: Option<Owners>, last: Option<&Look>) -> Look {
+        let mut members = mesh.members;
         members.sort_by(|a, b| a.name.cmp(&b.name).then(a.incarnation.cmp(&b.incarnation)));
-        let moved = |last: &Look| {
-            owners
-                .iter()
-                .filter(|(slot, owner)| last.owners.get(slot) != Some(owner))
+        let moved = |now: &Owners, last: &Owners| {
+            now.iter()
+                .filter(|(slot, owner)| last.get(slot) != Some(owner))
                 .count() as u64
         };
+        let last = last.and_then(|last| last.owners.as_ref());
         Look {
             members,
-            without_owner: owners.values().filter(|owner| owner.is_none()).count() as u64,
-            moved: last.map(moved),
+            without_owner: mesh.slots.saturating_sub(mesh.owned),
+            moved: owners.as_ref().zip(last).map(|(now, last)| moved(now, last)),
             owners,
         }
     }
@@ -209,15 +220,26 @@ mod tests {
     fn a_look_counts_what_moved_since_the_last() {
         let owners =
             |names: [Option<&str>; 3]| (0..3).zip(names.map(|name| name.map(str::to_owned))).collect();
+        let mesh = |members, owned| Mesh {
+            node: "a".into(),
+            slots: 3,
+            owned,
+            members,
+        };
         let first = Look::new(
-            vec![member("b", 1), member("a", 2)],
-            owners([Some("a"), Some("a"), Some("b")]),
+            mesh(vec![member("b", 1), member("a", 2)], 3),
+            Some(owners([Some("a"), Some("a"), Some("b")])),
             None,
         );
         let second = Look::new(
-            vec![member("a", 2)],
-            owners([Some("a"), Some("a"), None]),
+            mesh(vec![member("a", 2)], 2),
+            Some(owners([Some("a"), Some("a"), None])),
             Some(&first),
+        );
+        let without_postgres = Look::new(mesh(vec![member("a", 2)], 2), None, Some(&second));
+        assert_eq!(
+            (without_postgres.moved, without_postgres.without_owner),
+            (None, 1)
         );
         assert_eq!((first.moved, first.without_owner), (None, 0));
         assert_eq!((second.moved, second.without_owner), (Some(1), 1));

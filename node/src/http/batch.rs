@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::{Deserializer as _, Error as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::body::NoQuery;
 use super::error::{Code, Failure};
 use super::{Context, body, fields, tasks};
 use crate::submit;
@@ -29,6 +30,7 @@ pub(super) struct Created {
 
 pub(super) async fn create(
     State(context): State<Context>,
+    _: NoQuery,
     request: Request,
 ) -> Result<(StatusCode, Json<Created>), Failure> {
     let form = body::media_type(request.headers(), &[LINES, ARRAY])?;

@@ -143,7 +143,24 @@ pub(super) fn media_type(
         .ok_or_else(refused)
 }
 
-/// `?wait=10s`, the only query parameter there is.
+/// Refuses a query where a route takes none, or a misspelt or misplaced parameter would go unnoticed.
+pub(super) struct NoQuery;
+
+impl<S: Sync> FromRequestParts<S> for NoQuery {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        match parts.uri.query() {
+            None | Some("") => Ok(NoQuery),
+            Some(_) => Err(Failure::new(
+                Code::BadQuery,
+                "this route takes no query parameters",
+            )),
+        }
+    }
+}
+
+/// `?wait=10s`, the only query parameter that clients may give.
 pub(super) async fn wait(parts: &mut Parts) -> Result<Option<Duration>, Failure> {
     if parts.uri.query().is_none_or(str::is_empty) {
         return Ok(None);

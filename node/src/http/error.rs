@@ -143,6 +143,14 @@ impl Failure {
         }
     }
 
+    /// What a read came to. No outcome of it can be unknown, and it says nothing about writes.
+    pub(crate) fn of_read(error: store::Error) -> Self {
+        match error {
+            store::Error::Unavailable(_) | store::Error::Unknown(_) => wait::Unavailable.into(),
+            refused @ store::Error::Refused(_) => refused.into(),
+        }
+    }
+
     /// A task that ended badly for reasons of the node. The reason goes to the log.
     pub(crate) fn internal() -> Self {
         Failure::new(Code::Internal, "a fault of the node, see its log")
@@ -189,7 +197,7 @@ impl From<store::Error> for Failure {
 
 impl From<wait::Unavailable> for Failure {
     fn from(_: wait::Unavailable) -> Self {
-        Failure::new(Code::Unavailable, "Postgres is not available")
+        Failure::new(Code::Unavailable, "Postgres does not answer")
     }
 }
 

@@ -9,8 +9,9 @@ use chrono::{DateTime, Utc};
 use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
 use serde::{Deserialize, Serialize};
 
+use super::body::NoQuery;
 use super::error::{Code, Failure};
-use super::{Context, to_its_end};
+use super::{Context, tasks, to_its_end};
 use crate::task::TaskId;
 
 #[derive(Serialize)]
@@ -37,6 +38,7 @@ struct Held {
 /// The key is all that follows `/v1/keys/`, percent-decoded once; slashes may stand as they are.
 pub(super) async fn read(
     State(context): State<Context>,
+    _: NoQuery,
     key: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Status>, Failure> {
     let Path(key) = key.map_err(|_| Failure::new(Code::BadUtf8, "the key is not UTF-8"))?;
@@ -60,9 +62,10 @@ pub(super) async fn read_by_query(
 
 async fn status(context: Context, key: String) -> Result<Json<Status>, Failure> {
     let key = Key::new(key).map_err(|error| Failure::invalid("key", error.to_string()))?;
+    tasks::refuse_when_stalled(&context)?;
     let shared = Arc::clone(&context);
     to_its_end(async move {
-        let status = shared.store.key_status(&key).await?;
+        let status = shared.store.key_status(&key).await.map_err(Failure::of_read)?;
         let (incarnation, owner) = status.owner.unzip();
         Ok(Json(Status {
             key,

@@ -8,8 +8,9 @@ use axum::extract::State;
 use ringmesh_ring::{Epoch, Incarnation, SLOTS, Slot};
 use serde::Serialize;
 
+use super::body::NoQuery;
 use super::error::Failure;
-use super::{Context, to_its_end};
+use super::{Context, tasks, to_its_end};
 
 /// The mesh as this node sees it.
 #[derive(Serialize)]
@@ -37,7 +38,7 @@ struct Member {
     lease_ms: i64,
 }
 
-pub(super) async fn mesh(State(context): State<Context>) -> Json<Mesh> {
+pub(super) async fn mesh(State(context): State<Context>, _: NoQuery) -> Json<Mesh> {
     let directory = Arc::clone(&context.directory.borrow());
     let mut owned: HashMap<Incarnation, usize> = HashMap::new();
     for owner in directory.slots.iter().filter_map(|(owner, _)| *owner) {
@@ -76,9 +77,10 @@ pub(super) struct Row {
     epoch: Epoch,
 }
 
-pub(super) async fn slots(State(context): State<Context>) -> Result<Json<Vec<Row>>, Failure> {
+pub(super) async fn slots(State(context): State<Context>, _: NoQuery) -> Result<Json<Vec<Row>>, Failure> {
+    tasks::refuse_when_stalled(&context)?;
     let shared = Arc::clone(&context);
-    let rows = to_its_end(async move { Ok(shared.store.read_slots().await?) }).await?;
+    let rows = to_its_end(async move { shared.store.read_slots().await.map_err(Failure::of_read) }).await?;
     let directory = Arc::clone(&context.directory.borrow());
     let rows = rows.into_iter().map(|row| Row {
         slot: row.slot,

@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Serialize;
 
 use super::Context;
+use super::body::NoQuery;
 use super::error::{Code, Failure};
 
 /// Marks a request that a node has passed on, so that two nodes that disagree about a name do not pass it on for ever.
@@ -21,6 +22,7 @@ pub(super) struct Draining {
 /// Answers 202 once the node has taken the wish; `/v1/mesh` shows how it goes.
 pub(super) async fn drain(
     State(context): State<Context>,
+    _: NoQuery,
     name: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<(StatusCode, Json<Draining>), Failure> {

@@ -12,6 +12,7 @@ use chrono::Utc;
 use ringmesh_ring::Slot;
 use serde::Serialize;
 
+use super::body::NoQuery;
 use super::error::{Code, Failure};
 use super::{Context, body, fields, to_its_end};
 use crate::submit::Submitted;
@@ -39,7 +40,7 @@ struct Present {
     replayed: bool,
 }
 
-/// A silent Postgres would keep each submit waiting, and then leave its outcome unknown.
+/// A silent Postgres would keep each request waiting, and then leave the outcome of a write unknown.
 pub(super) fn refuse_when_stalled(context: &Context) -> Result<(), Failure> {
     if context.directory.borrow().stalled {
         return Err(Failure::new(Code::Unavailable, "Postgres does not answer"));
@@ -51,8 +52,8 @@ pub(super) fn refuse_when_stalled(context: &Context) -> Result<(), Failure> {
 /// time is over, with the task as it then stands.
 pub(super) async fn create(State(context): State<Context>, request: Request) -> Result<Response, Failure> {
     let (mut parts, stream) = request.into_parts();
-    body::media_type(&parts.headers, &["application/json"])?;
     let wait = body::wait(&mut parts).await?;
+    body::media_type(&parts.headers, &["application/json"])?;
     let header = header_key(&parts.headers)?;
     refuse_when_stalled(&context)?;
     let mut submit = {
@@ -138,6 +139,7 @@ pub(super) async fn read(
 ) -> Result<Json<View>, Failure> {
     let id = parse(id)?;
     let wait = body::wait(&mut request.into_parts().0).await?;
+    refuse_when_stalled(&context)?;
     let mut view = look(&context, id).await?.ok_or_else(unknown)?;
     if let Some(wait) = wait
         && !view.state.is_final()
@@ -150,9 +152,11 @@ pub(super) async fn read(
 /// Answers with the cancelled task.
 pub(super) async fn cancel(
     State(context): State<Context>,
+    _: NoQuery,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<View>, Failure> {
     let id = parse(id)?;
+    refuse_when_stalled(&context)?;
     let shared = Arc::clone(&context);
     let cancelled = to_its_end(async move {
         let cancelled = shared.store.cancel(id).await?;

@@ -157,6 +157,8 @@ fn know(nodes: &[(&Node, &str, i64)], owner: i64) {
             me: Some(Incarnation(*incarnation)),
             placed_here: SLOTS.into(),
             stalled: false,
+            leased: true,
+            draining: false,
             ready: true,
         }));
     }

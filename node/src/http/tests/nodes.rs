@@ -187,6 +187,30 @@ async fn only_this_mesh_may_speak_between_nodes() {
     );
     assert_eq!(node.get("/internal/v1/alive?incarnation=2").await.status, 410);
     assert_eq!(node.get("/internal/v1/alive").await.code(), "bad_query");
+    let known = Directory::clone(&node.directory.borrow());
+    for (change, cause) in [
+        (
+            (|unready| unready.leased = true) as fn(&mut Directory),
+            "the node does not hold all its slots yet",
+        ),
+        (
+            |unready| unready.leased = false,
+            "the node cannot rely on its lease",
+        ),
+        (|unready| unready.stalled = true, "Postgres does not answer"),
+        (|unready| unready.draining = true, "the node is draining"),
+        (|unready| unready.me = None, "the node has no lease yet"),
+    ] {
+        let mut unready = known.clone();
+        unready.ready = false;
+        change(&mut unready);
+        node.directory.send_replace(Arc::new(unready));
+        let answer = node.get("/health/ready").await;
+        assert_eq!(
+            (answer.code(), &answer.body["message"]),
+            ("not_ready", &json!(cause))
+        );
+    }
     node.directory.send_replace(Arc::new(Directory::default()));
     let not_ready = node.get("/health/ready").await;
     assert_eq!((not_ready.status, not_ready.code()), (503, "not_ready"));

@@ -437,6 +437,31 @@ async fn without_an_answer_from_postgres_a_submit_is_not_taken_or_unknown_but_ne
         taken as i64
     );
 
+    // Nobody waits for a Postgres that is known not to answer; this one would.
+    let set_stalled = |stalled| {
+        let directory = Directory {
+            stalled,
+            ..Directory::clone(&node.directory.borrow())
+        };
+        node.directory.send_replace(Arc::new(directory));
+    };
+    set_stalled(true);
+    for (method, path) in [
+        (Method::GET, "/v1/tasks/1-1"),
+        (Method::DELETE, "/v1/tasks/1-1"),
+        (Method::GET, "/v1/keys/a"),
+        (Method::GET, "/v1/slots"),
+    ] {
+        let refused = answer(node.request(method.clone(), path)).await;
+        assert_eq!(
+            (refused.code(), &refused.body["message"]),
+            ("unavailable", &json!("Postgres does not answer")),
+            "{method} {path}"
+        );
+    }
+    assert_eq!(node.get("/v1/mesh").await.status, 200);
+    set_stalled(false);
+
     fresh.server.stop().await.unwrap();
     // Sessions that stood are found broken first, which may hide a commit.
     until("the node sees that Postgres is gone", || async {
@@ -446,6 +471,13 @@ async fn without_an_answer_from_postgres_a_submit_is_not_taken_or_unknown_but_ne
         answer.code() == "unavailable"
     })
     .await;
-    assert_eq!(node.get("/v1/tasks/1-1").await.code(), "unavailable");
+    for path in ["/v1/tasks/1-1", "/v1/keys/a", "/v1/slots"] {
+        let read = node.get(path).await;
+        assert_eq!(
+            (read.code(), &read.body["message"]),
+            ("unavailable", &json!("Postgres does not answer")),
+            "{path}"
+        );
+    }
     assert_eq!(node.get("/health/live").await.status, 200);
 }
