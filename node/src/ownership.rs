@@ -677,9 +677,8 @@ impl Ownership {
         self.reading = true;
         self.read_wanted = false;
         let store = self.parts.store.clone();
-        self.io.spawn(async move {
-            Done::Read(async { Ok((store.unfenced_nodes().await?, store.read_slots().await?)) }.await)
-        });
+        self.io
+            .spawn(async move { Done::Read(tokio::try_join!(store.unfenced_nodes(), store.read_slots())) });
     }
 
     fn offer(&mut self, to: Incarnation, slots: Vec<Slot>) {
