@@ -27,7 +27,7 @@ pub(super) struct Closed {
     pub(super) per_s: f64,
     /// From the first send to the 201, in ms, ascending.
     pub(super) latencies: Vec<f64>,
-    /// How many answers said "not now" (503); such a submit is sent again.
+    /// How many answers said "not now" (503 or 429); such a submit is sent again.
     pub(super) refusals: usize,
 }
 
@@ -195,7 +195,7 @@ impl Nodes {
         };
         let id = match answer.status {
             201 => Some(id(answer.body).ok_or_else(|| unexpected(&self.addresses[at], 201, answer.text()))?),
-            503 => None,
+            429 | 503 => None,
             status => return Err(unexpected(&self.addresses[at], status, answer.text())),
         };
         self.connections[at] = Some(connection);
@@ -216,7 +216,7 @@ pub(super) async fn connect(address: &str) -> Result<Connection> {
     })
 }
 
-/// Sends a submit until it is accepted; answers with how often it was refused with 503.
+/// Sends a submit until it is accepted; answers with how often it was refused with 503 or 429.
 pub(super) async fn submit(connection: &mut Connection, address: &str, request: &[u8]) -> Result<usize> {
     let begun = Instant::now();
     let mut refusals = 0;
@@ -227,7 +227,7 @@ pub(super) async fn submit(connection: &mut Connection, address: &str, request: 
         })?;
         match answer.status {
             201 => return Ok(refusals),
-            503 if begun.elapsed() < PATIENCE => refusals += 1,
+            429 | 503 if begun.elapsed() < PATIENCE => refusals += 1,
             status => return Err(unexpected(address, status, answer.text())),
         }
         sleep(PAUSE).await;

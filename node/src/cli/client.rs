@@ -1,6 +1,6 @@
 //! A small client of the HTTP API.
 //!
-//! An answer of 503 is tried again, after the pause that it names, when repeating can do no harm: cancels, waits, submits under
+//! An answer of 503 or 429 is tried again, after the pause that it names, when repeating can do no harm: cancels, waits, submits under
 //! an idempotency key, and for a moment reads, whose caller wants to know soon that nobody answers. Everything else is left to
 //! the caller, who may know better.
 
@@ -125,7 +125,7 @@ pub(crate) enum Error {
     /// Sent, and no answer came: what happened is not known.
     #[error("{url} did not answer")]
     NoAnswer { url: String, source: reqwest::Error },
-    /// 503: it cannot serve now.
+    /// 503 or 429: it cannot serve now.
     #[error("the node cannot serve now: {message}")]
     Unavailable { message: String, code: String },
     /// Any other status of an error.
@@ -329,7 +329,10 @@ impl Client {
     }
 
     fn objection(&self, status: StatusCode, body: &[u8]) -> Error {
-        let unavailable = status == StatusCode::SERVICE_UNAVAILABLE;
+        let unavailable = matches!(
+            status,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+        );
         let Ok(Objection {
             code,
             message,

@@ -55,7 +55,7 @@ pub enum Code {
     Refused,
     /// 500: a fault of the node.
     Internal,
-    /// 503: too much waits already. Nothing was written.
+    /// 429: too much waits already. Nothing was written.
     Busy,
     /// 503: Postgres is not available. Nothing was written.
     Unavailable,
@@ -85,7 +85,8 @@ impl Code {
             Code::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Code::Invalid | Code::IdempotencyMismatch | Code::Refused => StatusCode::UNPROCESSABLE_ENTITY,
             Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Code::Busy | Code::Unavailable | Code::OutcomeUnknown | Code::NotReady | Code::NodeSilent => {
+            Code::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Code::Unavailable | Code::OutcomeUnknown | Code::NotReady | Code::NodeSilent => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
         }
@@ -162,7 +163,13 @@ impl IntoResponse for Failure {
         let code = self.code;
         let mut response = (code.status(), Json(self)).into_response();
         let extra: Option<(HeaderName, &'static str)> = match code {
-            _ if code.status() == StatusCode::SERVICE_UNAVAILABLE => Some((header::RETRY_AFTER, "1")),
+            _ if matches!(
+                code.status(),
+                StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+            ) =>
+            {
+                Some((header::RETRY_AFTER, "1"))
+            }
             Code::Unauthorized => Some((header::WWW_AUTHENTICATE, "Bearer realm=\"ringmesh\"")),
             Code::TooSlow | Code::BadBody => Some((header::CONNECTION, "close")),
             _ => None,

@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 /// How slow and how many clients may be.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections at once. Higher: more clients, more memory. Beyond it a connection gets 503 and is closed.
+    /// Connections at once. Higher: more clients, more memory. Beyond it a connection gets 429 and is closed.
     pub connections: usize,
     /// How long a request's head may take, and how long a connection may stay idle. Lower: silent clients go sooner.
     pub head_within: Duration,
@@ -44,7 +44,7 @@ const HEAD_BYTES: usize = 64 << 10;
 /// How long to wait after an accept that failed for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
+const FULL: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\n\
 content-type: application/json\r\ncontent-length: 61\r\n\r\n{\"code\":\"busy\",\"message\":\"too many connections are open now\"}";
 
 /// Serves until `shutdown`; then closes idle connections at once, lets requests under way end, and returns when all

@@ -35,7 +35,7 @@ pub(crate) struct Accepted {
 pub(crate) struct Loaded {
     /// In the order of each key.
     pub(crate) accepted: Vec<Accepted>,
-    /// Answers 503.
+    /// Answers 503 or 429.
     pub(crate) refused: usize,
     /// Requests without an answer.
     pub(crate) unknown: usize,
@@ -125,7 +125,7 @@ async fn submit_all(
                     accepted.fetch_add(1, Ordering::Relaxed);
                     break;
                 }
-                Ok(Ok(answer)) if answer.status == 503 && answer.retry_after.is_some() => {
+                Ok(Ok(answer)) if matches!(answer.status, 429 | 503) && answer.retry_after.is_some() => {
                     loaded.refused += 1;
                 }
                 Ok(Ok(answer)) => loaded.odd.push(format!("{task}: {answer:?}")),

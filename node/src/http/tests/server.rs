@@ -87,7 +87,7 @@ async fn a_connection_too_many_is_told_so() {
     let refused = to_the_end(&mut TcpStream::connect(node.address).await.unwrap()).await;
     let (head, body) = refused.split_once("\r\n\r\n").unwrap();
     assert!(
-        head.starts_with("HTTP/1.1 503") && head.contains("retry-after: 1"),
+        head.starts_with("HTTP/1.1 429") && head.contains("retry-after: 1"),
         "{refused}"
     );
     assert!(
