@@ -6,6 +6,7 @@ mod cancel;
 mod client;
 mod config;
 mod drain;
+mod duration;
 mod failure;
 mod get;
 mod health;
@@ -25,7 +26,8 @@ use clap::{Parser, Subcommand};
 use failure::Failure;
 
 const AFTER_HELP: &str = "Exit codes: 0 done; 1 failed; 2 wrong use or configuration; 3 refused by the node, or not found; \
-                          4 the node cannot be reached or cannot serve now.";
+                          4 the node cannot be reached or cannot serve now. With --json errors are JSON too, on standard \
+                          error.";
 
 /// Keyed background work on a mesh of nodes over Postgres
 #[derive(Debug, Parser)]
@@ -69,10 +71,23 @@ enum Command {
 
 /// Runs the command that the process was started with.
 pub(crate) fn main() -> ExitCode {
-    let cli = Cli::parse();
+    // Looked for in the arguments themselves, since wrong use is to be told in JSON too.
+    let arguments = std::env::args_os()
+        .skip(1)
+        .take_while(|argument| argument != "--");
+    let json = arguments.into_iter().any(|argument| argument == "--json");
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(wrong) if json && wrong.use_stderr() => {
+            let text = wrong.to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+            return Failure::usage(anyhow::anyhow!("{text}")).report(json);
+        }
+        Err(wrong) => wrong.exit(),
+    };
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(json),
     }
 }
 

@@ -133,6 +133,7 @@ pub(crate) enum Error {
     Refused {
         status: StatusCode,
         message: String,
+        code: String,
         line: Option<usize>,
     },
     /// The answer is not that of a node.
@@ -154,6 +155,14 @@ impl Error {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
+        let name = match &error {
+            Error::Unreachable { .. } => "unreachable",
+            Error::NoAnswer { .. } => "no_answer",
+            Error::Strange { .. } => "strange_answer",
+            Error::Unavailable { code, .. } if code.is_empty() => "unavailable",
+            Error::Unavailable { code, .. } | Error::Refused { code, .. } => code,
+        }
+        .to_owned();
         let (code, help) = match &error {
             Error::Unreachable { .. } => (
                 code::UNAVAILABLE,
@@ -170,7 +179,7 @@ impl From<Error> for Failure {
             Error::Refused { .. } => (code::REFUSED, ""),
             Error::Strange { .. } => (code::FAILED, ""),
         };
-        let failure = Failure::new(code, error);
+        let failure = Failure::new(code, error).named(name);
         if help.is_empty() {
             failure
         } else {
@@ -358,6 +367,7 @@ impl Client {
             false => Error::Refused {
                 status,
                 message,
+                code,
                 line,
             },
         }

@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// The node's name
     name: String,
     /// Wait until it owns no slot and has left, at most so long
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, num_args = 0..=1, default_missing_value = "60s")]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration::read, num_args = 0..=1, default_missing_value = "60s")]
     wait: Option<Duration>,
     #[command(flatten)]
     client: ClientArgs,

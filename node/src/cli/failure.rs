@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 
+use serde::Serialize;
+
 /// What the exit codes mean.
 pub(crate) mod code {
     /// Something failed here.
@@ -22,6 +24,17 @@ pub(crate) struct Failure {
     code: u8,
     error: anyhow::Error,
     help: Option<String>,
+    /// For programs; none: that of the exit code.
+    name: Option<String>,
+}
+
+/// A failure as a line of JSON.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    code: &'a str,
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    help: Option<&'a str>,
 }
 
 impl Failure {
@@ -40,6 +53,7 @@ impl Failure {
             code,
             error: error.into(),
             help: None,
+            name: None,
         }
     }
 
@@ -49,8 +63,14 @@ impl Failure {
         self
     }
 
-    /// Prints it to standard error. A reader of standard output that went away is no failure worth a word.
-    pub(crate) fn report(&self) -> ExitCode {
+    /// With a code for programs, as the HTTP API has them.
+    pub(crate) fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Prints it to standard error, on request as a line of JSON. A reader of standard output that went away is no failure worth a word.
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
         let closed = |cause: &(dyn Error + 'static)| {
             cause
                 .downcast_ref::<std::io::Error>()
@@ -59,12 +79,41 @@ impl Failure {
         if self.error.chain().any(closed) {
             return ExitCode::SUCCESS;
         }
-        eprint!("{}", self.text());
+        match json {
+            true => eprintln!("{}", self.json()),
+            false => eprint!("{}", self.text()),
+        }
         ExitCode::from(self.code)
     }
 
+    fn json(&self) -> String {
+        let by_exit = match self.code {
+            code::USAGE => "usage",
+            code::REFUSED => "refused",
+            code::UNAVAILABLE => "unavailable",
+            _ => "failed",
+        };
+        let told = Told {
+            code: self.name.as_deref().unwrap_or(by_exit),
+            message: self.message(),
+            help: self.help.as_deref(),
+        };
+        serde_json::to_string(&told).unwrap_or_default()
+    }
+
     fn text(&self) -> String {
-        let mut text = String::from("error: ");
+        let mut text = format!("error: {}\n", self.message());
+        if let Some(help) = &self.help {
+            text.push_str("help: ");
+            text.push_str(help);
+            text.push('\n');
+        }
+        text
+    }
+
+    /// The chain of causes.
+    fn message(&self) -> String {
+        let mut text = String::new();
         let mut last = String::new();
         for (number, cause) in self.error.chain().enumerate() {
             let cause = cause.to_string();
@@ -77,12 +126,6 @@ impl Failure {
             }
             text.push_str(&cause);
             last = cause;
-        }
-        text.push('\n');
-        if let Some(help) = &self.help {
-            text.push_str("help: ");
-            text.push_str(help);
-            text.push('\n');
         }
         text
     }
@@ -105,6 +148,10 @@ mod tests {
         assert_eq!(
             failure.text(),
             "error: no answer: cannot reach it: connection refused\nhelp: start a node\n"
+        );
+        assert_eq!(
+            failure.named("unreachable").json(),
+            r#"{"code":"unreachable","message":"no answer: cannot reach it: connection refused","help":"start a node"}"#
         );
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// The task's id, SLOT-NUMBER
     id: TaskId,
     /// Wait at most so long for the task's end (exit code 1 if it has not ended then, or ended otherwise than well)
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration::read)]
     wait: Option<Duration>,
     #[command(flatten)]
     client: ClientArgs,

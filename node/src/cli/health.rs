@@ -10,7 +10,7 @@ use super::output;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How long the node may take to answer
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = super::duration::read)]
     within: Duration,
     #[command(flatten)]
     client: ClientArgs,

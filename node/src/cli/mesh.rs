@@ -87,20 +87,28 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last = None;
+    let mut trouble = output::Status::default();
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(interrupt);
     loop {
         tokio::select! {
-            _ = &mut interrupt => return Ok(()),
+            _ = &mut interrupt => {
+                trouble.clear();
+                return Ok(());
+            }
             _ = ticks.tick() => {}
         }
         let looked = tokio::select! {
-            _ = &mut interrupt => return Ok(()),
+            _ = &mut interrupt => {
+                trouble.clear();
+                return Ok(());
+            }
             looked = look(&client, last.as_ref()) => looked,
         };
         let screen = output::is_terminal() && !args.client.json;
         match looked {
             Ok(look) => {
+                trouble.clear();
                 if screen {
                     output::clear()?;
                 }
@@ -109,9 +117,12 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
             }
             // A mesh that is being watched is often one that is being broken.
             Err(error @ (Error::Unreachable { .. } | Error::NoAnswer { .. } | Error::Unavailable { .. })) => {
-                eprintln!("{error}; looking again");
+                trouble.show(&format!("{error}; looking again"));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                trouble.clear();
+                return Err(error.into());
+            }
         }
     }
 }
@@ -189,7 +200,11 @@ fn as_text(look: &Look, colours: bool) -> String {
     }
     let mut text = output::lines(&table);
     let owned: u64 = look.members.iter().map(|node| node.slots).sum();
-    text.push_str(&format!("\n\n{} nodes, {owned} slots owned", look.members.len()));
+    text.push_str(&format!(
+        "\n\n{}, {} owned",
+        output::count(look.members.len() as u64, "node"),
+        output::count(owned, "slot")
+    ));
     if look.without_owner > 0 {
         text.push_str(&format!(", {} without an owner", look.without_owner));
     }
@@ -252,7 +267,7 @@ b     1            serving  1       3.0s   127.0.0.1:7101  1      ████�
         assert_eq!(as_text(&first, false), expected);
         assert!(
             as_text(&second, false)
-                .ends_with("1 nodes, 2 slots owned, 1 without an owner, 1 moved since the last look")
+                .ends_with("1 node, 2 slots owned, 1 without an owner, 1 moved since the last look")
         );
     }
 }

@@ -26,6 +26,39 @@ pub(crate) fn clear() -> Result<(), Failure> {
     write!(out, "\x1b[H\x1b[2J").map_err(Failure::failed)
 }
 
+/// A number and what it counts: `1 node`, `2 nodes`.
+pub(crate) fn count(number: u64, one: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {one}{plural}")
+}
+
+/// A line on standard error that says how it stands: on a terminal it is written over, elsewhere it is told once.
+#[derive(Debug, Default)]
+pub(crate) struct Status {
+    shown: String,
+}
+
+impl Status {
+    /// Shows a text in place of the one before.
+    pub(crate) fn show(&mut self, text: &str) {
+        let terminal = std::io::stderr().is_terminal();
+        if terminal {
+            eprint!("\r\x1b[K{text}");
+        } else if text != self.shown {
+            eprintln!("{text}");
+        }
+        text.clone_into(&mut self.shown);
+    }
+
+    /// Takes it away.
+    pub(crate) fn clear(&mut self) {
+        if !self.shown.is_empty() && std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[K");
+        }
+        self.shown.clear();
+    }
+}
+
 /// Whether colours and cursor movements may be used.
 pub(crate) fn is_terminal() -> bool {
     std::io::stdout().is_terminal()

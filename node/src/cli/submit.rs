@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: Option<u8>,
     /// Start it so long from now at the earliest
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, conflicts_with = "run_at")]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration::read, conflicts_with = "run_at")]
     delay: Option<Duration>,
     /// Start it at this time at the earliest (RFC 3339)
     #[arg(long, value_name = "TIME")]
@@ -47,10 +47,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     max_attempts: Option<u32>,
     /// How long one run may take
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration::read)]
     timeout: Option<Duration>,
     /// Wait at most so long for its end, and show it (exit code 1 unless it ends well)
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration::read)]
     wait: Option<Duration>,
     /// Submit the tasks of this file, one JSON object a line; - is standard input
     #[arg(
@@ -122,6 +122,9 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
         }
     };
     let submitted: Submitted = client.read(answer.get().as_bytes())?;
+    if submitted.replayed && !args.client.json {
+        eprintln!("it was submitted before under this idempotency key; this is that task");
+    }
     let Some(until) = until else {
         return match args.client.json {
             true => output::json(&submitted),

@@ -31,6 +31,9 @@ const BATCH_BYTES: usize = 4 << 20;
 /// The most bytes in a line: more than any task may have.
 const LONGEST_LINE: u64 = 2 << 20;
 
+/// What some editors write in front of a file's UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// A line that looks like a task.
 #[derive(Debug, Clone)]
 struct Line {
@@ -38,6 +41,32 @@ struct Line {
     number: u64,
     text: String,
     keyed: bool,
+}
+
+/// Why a line is refused.
+#[derive(Debug)]
+struct Bad {
+    /// In bytes, counted from 1.
+    column: Option<usize>,
+    /// As the HTTP API has them.
+    code: String,
+    message: String,
+}
+
+impl Bad {
+    /// Refused here, before it was sent.
+    fn at(column: Option<usize>, message: &str) -> Self {
+        Bad {
+            column,
+            code: "bad_json".to_owned(),
+            message: message.to_owned(),
+        }
+    }
+
+    fn coded(mut self, code: &str) -> Self {
+        code.clone_into(&mut self.code);
+        self
+    }
 }
 
 /// What a lane needs to know of a line; the rest is the node's to judge.
@@ -160,10 +189,16 @@ fn read(
         }
         if bytes.len() as u64 == LONGEST_LINE && bytes.last() != Some(&b'\n') {
             input.skip_until(b'\n')?;
-            work.refused(number, "longer than a task may be");
+            work.refused(
+                number,
+                &Bad::at(None, "longer than a task may be").coded("too_large"),
+            );
             continue;
         }
         work.progress.inc(bytes.len() as u64);
+        if number == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
+        }
         let (line, lane) = match parse(&bytes, number, resume) {
             Ok(Some((line, hash))) => (
                 line,
@@ -197,14 +232,21 @@ fn read(
 }
 
 /// A line as a task, and the hash of its key; `None`: an empty line.
-fn parse(bytes: &[u8], number: u64, resume: Option<&str>) -> Result<Option<(Line, u64)>, String> {
-    let text = std::str::from_utf8(bytes)
-        .map_err(|_| "not UTF-8".to_owned())?
-        .trim();
+fn parse(bytes: &[u8], number: u64, resume: Option<&str>) -> Result<Option<(Line, u64)>, Bad> {
+    let whole =
+        std::str::from_utf8(bytes).map_err(|error| Bad::at(Some(error.valid_up_to() + 1), "not UTF-8"))?;
+    let text = whole.trim();
     if text.is_empty() {
         return Ok(None);
     }
-    let glance: Glance = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let glance: Glance = serde_json::from_str(text).map_err(|error| {
+        let indent = whole.len() - whole.trim_start().len();
+        // Its own line number is always 1, which helps nobody.
+        let message = error.to_string();
+        let place = format!(" at line {} column {}", error.line(), error.column());
+        let message = message.strip_suffix(&place).unwrap_or(&message);
+        Bad::at((error.line() > 0).then_some(indent + error.column()), message)
+    })?;
     let mut hasher = DefaultHasher::new();
     glance.key.hash(&mut hasher);
     let keyed = glance.idempotency_key.is_some();
@@ -237,10 +279,21 @@ impl Work {
         self.tally().failure.is_some()
     }
 
-    fn refused(&self, number: u64, why: &str) {
+    fn refused(&self, line: u64, bad: &Bad) {
         self.tally().refused += 1;
-        self.progress
-            .suspend(|| eprintln!("line {number}: {}", output::plain(why)));
+        let column = bad.column.map(|column| format!(", column {column}"));
+        let text = match self.json {
+            true => serde_json::json!({
+                "line": line, "column": bad.column, "code": bad.code, "message": bad.message,
+            })
+            .to_string(),
+            false => format!(
+                "line {line}{}: {}",
+                column.unwrap_or_default(),
+                output::plain(&bad.message)
+            ),
+        };
+        self.progress.suspend(|| eprintln!("{text}"));
     }
 
     /// Sends a batch, and the halves of what is refused, in order.
@@ -256,9 +309,15 @@ impl Work {
                 Err(Error::Refused {
                     status,
                     message,
+                    code,
                     line,
                 }) if is_about_lines(status) => {
-                    rest.extend(self.without_the_bad(batch, line, &message).into_iter().rev());
+                    let bad = Bad {
+                        column: None,
+                        code,
+                        message,
+                    };
+                    rest.extend(self.without_the_bad(batch, line, &bad).into_iter().rev());
                 }
                 Err(error) => {
                     let mut tally = self.tally();
@@ -270,7 +329,7 @@ impl Work {
     }
 
     /// What to send next, in order, after a batch was refused: all but the line that the node names, or else two halves.
-    fn without_the_bad(&self, mut batch: Vec<Line>, line: Option<usize>, message: &str) -> Vec<Vec<Line>> {
+    fn without_the_bad(&self, mut batch: Vec<Line>, line: Option<usize>, why: &Bad) -> Vec<Vec<Line>> {
         let named = line
             .and_then(|line| line.checked_sub(1))
             .filter(|at| *at < batch.len());
@@ -278,7 +337,7 @@ impl Work {
         match bad {
             Some(at) => {
                 let bad = batch.remove(at);
-                self.refused(bad.number, message);
+                self.refused(bad.number, why);
                 if batch.is_empty() { Vec::new() } else { vec![batch] }
             }
             None => {
@@ -310,7 +369,7 @@ impl Work {
             let mut tally = self.tally();
             tally.taken += batch.len() as u64;
             tally.replayed += answer.replayed;
-            format!("{} tasks", tally.taken)
+            output::count(tally.taken, "task")
         };
         self.progress.set_message(message);
         if self.json {
@@ -345,21 +404,26 @@ fn summary(tally: Tally, started: Instant, json: bool) -> Result<(), Failure> {
         stopped,
         failure,
     } = tally;
-    let mut text = format!("{taken} tasks submitted");
+    let mut text = format!("{} submitted", output::count(taken, "task"));
     if replayed > 0 {
         text.push_str(&format!(" ({replayed} of them had been before)"));
     }
     if refused > 0 {
-        text.push_str(&format!(", {refused} lines refused"));
+        text.push_str(&format!(", {} refused", output::count(refused, "line")));
     }
     text.push_str(&format!(", in {:.1} s", started.elapsed().as_secs_f64()));
     match json {
-        true => eprintln!("{text}"),
+        true => {
+            eprintln!(
+                "{}",
+                serde_json::json!({ "submitted": taken, "replayed": replayed, "refused": refused, "stopped": stopped })
+            );
+        }
         false => output::text(text)?,
     }
     match failure {
         Some(failure) => {
-            if stopped > 0 {
+            if stopped > 0 && !json {
                 eprintln!(
                     "stopped: {stopped} lines that were read are not known to be taken, nor is any after them. Lines with \
                      an idempotency key, or all with --resume NAME, can be submitted again without doubt."
@@ -369,7 +433,7 @@ fn summary(tally: Tally, started: Instant, json: bool) -> Result<(), Failure> {
         }
         None if refused > 0 => Err(Failure::new(
             code::REFUSED,
-            anyhow::anyhow!("{refused} lines were refused"),
+            anyhow::anyhow!("{} refused", output::count(refused, "line")),
         )),
         None => Ok(()),
     }
@@ -394,6 +458,17 @@ mod tests {
         assert_eq!((line.text.as_str(), line.keyed), (own, true));
         let (line, _) = parse(b"{\"key\":\"a\"}", 7, None).unwrap().unwrap();
         assert!(!line.keyed);
+    }
+
+    #[test]
+    fn a_bad_line_is_told_with_its_column_alone() {
+        let bad = parse(b"  {\"key\":\"a\", x}\n", 5, None).unwrap_err();
+        assert_eq!(
+            (bad.column, bad.message.as_str()),
+            (Some(15), "key must be a string")
+        );
+        let bad = parse(b"{\"key\":\"\xff\"}", 5, None).unwrap_err();
+        assert_eq!((bad.column, bad.message.as_str()), (Some(9), "not UTF-8"));
     }
 
     #[test]
