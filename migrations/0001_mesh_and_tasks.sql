@@ -189,6 +189,7 @@ language plpgsql as $$
 #variable_conflict use_variable
 declare
     slot integer := ringmesh.slot_of(key);
+    body text := payload::text;
     id   bigint;
 begin
     if key is null or octet_length(key) not between 1 and 1024 then
@@ -197,8 +198,22 @@ begin
     if kind is null or kind !~ '^[A-Za-z0-9_.:/-]{1,128}$' then
         raise exception 'kind: must have 1 to 128 letters, digits, or one of _ . : / -' using errcode = '22023';
     end if;
-    if payload is null or octet_length(payload::text) > 1048576 then
+    if payload is null or octet_length(body) > 1048576 then
         raise exception 'payload: must be JSON of at most 1 MiB' using errcode = '22023';
+    end if;
+    -- HTTP's limit. Counting brackets is cheap, and nearly always enough.
+    if length(body) - length(translate(body, '[{', '')) > 127
+       and jsonb_path_exists(payload, 'strict $.**{127} ? (@.type() == "array" || @.type() == "object")') then
+        raise exception 'payload: is nested deeper than 127' using errcode = '22023';
+    end if;
+    if priority is null or priority not between 0 and 9 then
+        raise exception 'priority: must be 0 to 9' using errcode = '22023';
+    end if;
+    if max_attempts is null or max_attempts not between 1 and 1000 then
+        raise exception 'max_attempts: must be 1 to 1000' using errcode = '22023';
+    end if;
+    if timeout_ms is null or timeout_ms not between 1 and 86400000 then
+        raise exception 'timeout_ms: must be 1 to 86400000' using errcode = '22023';
     end if;
     if run_at < '0001-01-01Z' or run_at >= '10000-01-01Z' then
         raise exception 'run_at: must be in the years 1 to 9999' using errcode = '22023';
@@ -206,7 +221,7 @@ begin
     -- Taken before the number: a probe's start relies on each transaction that holds a number being visible as running.
     perform pg_current_xact_id();
     insert into ringmesh.task (slot, key, kind, payload, priority, wait, run_at, max_attempts, timeout_ms)
-    values (slot, key, kind, payload::text::json, priority,
+    values (slot, key, kind, body::json, priority,
             case when run_at > clock_timestamp() then 'scheduled' end, run_at, max_attempts, timeout_ms)
     returning task.id into id;
     return slot || '-' || id;

@@ -227,15 +227,15 @@ pub struct View {
     pub error: Option<String>,
     /// When it was submitted.
     pub created_at: DateTime<Utc>,
-    /// When its last run started.
+    /// When its last run started, once it has ended.
     pub started_at: Option<DateTime<Utc>>,
     /// When it ended.
     pub finished_at: Option<DateTime<Utc>>,
     /// When it is due, if it waits for that.
     pub run_at: Option<DateTime<Utc>>,
-    /// The name of the node that runs it or ended it.
+    /// The name of the node that has claimed it or ended it.
     pub node: Option<String>,
-    /// The epoch under which it runs or ended.
+    /// The epoch under which it is claimed or ended.
     pub epoch: Option<Epoch>,
 }
 

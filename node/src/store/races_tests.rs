@@ -408,6 +408,69 @@ async fn a_time_that_not_every_client_can_read_is_refused() {
 }
 
 #[tokio::test]
+async fn sql_refuses_what_http_refuses_and_says_which_argument() {
+    let db = Database::new().await;
+    let nested = |depth: usize, heart: &str| format!("{}{heart}{}", "[".repeat(depth), "]".repeat(depth));
+    let text = format!("\"{}\"", "[".repeat(200));
+    let wide = format!("[{}{{}}]", "[],".repeat(200));
+    let (deepest, deeper) = (nested(127, "1"), nested(128, ""));
+    let object = nested(127, "{}");
+    for (payload, arguments, refused) in [
+        (
+            &*text,
+            "priority => 9, max_attempts => 1000, timeout_ms => 86400000",
+            None,
+        ),
+        (&*wide, "priority => 0, max_attempts => 1, timeout_ms => 1", None),
+        (&*deepest, "run_at => null", None),
+        (&*deeper, "run_at => null", Some("payload")),
+        (&*object, "run_at => null", Some("payload")),
+        ("1", "priority => 10", Some("priority")),
+        ("1", "priority => -1", Some("priority")),
+        ("1", "priority => 100000", Some("priority")),
+        ("1", "priority => null", Some("priority")),
+        ("1", "max_attempts => 0", Some("max_attempts")),
+        ("1", "max_attempts => 1001", Some("max_attempts")),
+        ("1", "max_attempts => null", Some("max_attempts")),
+        ("1", "timeout_ms => 0", Some("timeout_ms")),
+        ("1", "timeout_ms => 86400001", Some("timeout_ms")),
+        ("1", "timeout_ms => null", Some("timeout_ms")),
+    ] {
+        let done = sqlx::query(AssertSqlSafe(format!(
+            "select ringmesh.enqueue('noop', 'k', $1::text::jsonb, {arguments})"
+        )))
+        .bind(payload)
+        .execute(&db.store.pool)
+        .await;
+        let Some(argument) = refused else {
+            done.unwrap_or_else(|error| panic!("{arguments} {payload:.40}: {error}"));
+            continue;
+        };
+        let error = done.unwrap_err();
+        let error = error.as_database_error().unwrap();
+        assert_eq!(error.code().unwrap(), "22023", "{arguments}: {error}");
+        assert!(
+            error.message().starts_with(&format!("{argument}: ")),
+            "{arguments}: {error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_claimed_task_shows_no_start_before_its_end() {
+    let db = Database::new().await;
+    let slot = slot_of("k");
+    let (me, granted) = db.owner("a", &[slot]).await;
+    db.submit("noop", "k", "1").await;
+    let task = claim(&db, me, slot, granted[0].1).await.remove(0);
+    let view = db.store.tasks(&[task.id]).await.unwrap().remove(0).unwrap();
+    assert_eq!(
+        (view.state, view.started_at, view.node.as_deref()),
+        (crate::task::State::Running, None, Some("a"))
+    );
+}
+
+#[tokio::test]
 async fn of_tasks_that_are_due_at_one_time_the_lowest_numbers_come_first() {
     let db = Database::new().await;
     let slot = slot_of("k");

@@ -240,6 +240,10 @@ async fn a_key_is_its_bytes_everywhere_or_is_refused() {
             .await;
         assert_eq!((refused.status, refused.field()), (422, Some("kind")), "{kind:?}");
     }
+    for (path, key) in [("100%", "100%"), ("%zz%41", "%zzA"), ("a%2", "a%2")] {
+        let read = node.get(&format!("/v1/keys/{path}")).await;
+        assert_eq!((read.status, &read.body["key"]), (200, &json!(key)), "{path}");
+    }
 }
 
 #[tokio::test]
