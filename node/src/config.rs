@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use check::Problem;
 pub use docs::markdown;
-pub use load::{ENVIRONMENT, Error, Loaded, Source, check_names, load, token};
+pub use load::{Broken, ENVIRONMENT, Error, Loaded, Source, check_names, load, token};
 pub use value::{DatabaseUrl, HostPort, LogFormat, Value};
 
 use crate::secret::Secret;

@@ -16,9 +16,9 @@ A node takes each option from the first of these that gives it:
 4. its default.
 
 Keys and `RINGMESH_` variables that do not exist are refused, with the nearest name that does; the other commands refuse
-such variables too. All values are checked
-together when the node starts. `ringmesh config` prints the values in effect and where each comes from, with secrets
-masked; it takes the same flags, file and environment as `ringmesh node`.
+such variables too. All values are checked together when the node starts. `ringmesh config` prints the values in effect
+(secrets masked), where each comes from, and all that does not fit; it takes the same flags, file and environment as
+`ringmesh node`.
 
 Durations have a unit: `500ms`, `3s`, `5m`, `24h`, `7days`. Secrets have no flag, since command lines are public on a host;
 a variable that ends in `_FILE` names a file that holds the value, as container secrets do.

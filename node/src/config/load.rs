@@ -73,14 +73,20 @@ impl Loaded {
     /// The values, once they keep the rules.
     ///
     /// # Errors
-    /// The first rule that does not hold, and where its option was set.
+    /// All rules that do not hold, and where their options were set.
     pub fn check(self) -> Result<Config, Error> {
-        match self.config.validate() {
-            Ok(()) => Ok(self.config),
-            Err(problem) => Err(Error::Rule {
+        let broken: Vec<Broken> = self
+            .config
+            .problems()
+            .into_iter()
+            .map(|problem| Broken {
                 from: self.source(problem.option).clone(),
                 problem,
-            }),
+            })
+            .collect();
+        match broken.is_empty() {
+            true => Ok(self.config),
+            false => Err(Error::Rules(broken)),
         }
     }
 }
@@ -125,14 +131,19 @@ pub enum Error {
     /// An option given both ways.
     #[error("{0} and {0}_FILE are both set; only one may be")]
     Both(String),
-    /// Values that do not fit.
-    #[error("{problem}{}", origin(.from))]
-    Rule {
-        /// Which rule.
-        problem: Problem,
-        /// Where the option was set.
-        from: Source,
-    },
+    /// Values that do not fit; one line for each rule.
+    #[error("{}", .0.iter().map(Broken::to_string).collect::<Vec<_>>().join("\n"))]
+    Rules(Vec<Broken>),
+}
+
+/// A rule that does not hold.
+#[derive(Debug, thiserror::Error)]
+#[error("{problem}{}", origin(.from))]
+pub struct Broken {
+    /// Which rule.
+    pub problem: Problem,
+    /// Where the option was set.
+    pub from: Source,
 }
 
 /// Reads a configuration. Does not check whether the values fit.

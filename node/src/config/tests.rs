@@ -290,9 +290,10 @@ fn values_that_do_not_fit_are_refused() {
     for (option, change, part) in table {
         let mut config = valid();
         change(&mut config);
-        let problem = config.validate().expect_err(part);
-        assert_eq!(problem.option, *option, "{problem}");
-        assert!(problem.text.contains(part), "{problem}");
+        let problems = config.problems();
+        let told = |problem: &Problem| problem.option == *option && problem.text.contains(part);
+        assert!(problems.iter().any(told), "{option}, {part}: {problems:?}");
+        assert!(config.validate().is_err());
     }
 }
 
@@ -330,6 +331,18 @@ fn a_broken_rule_names_where_its_value_comes_from() {
         error.to_string(),
         "ttl: must be at least three times renew_every: 1s against 500ms (from --ttl)"
     );
+}
+
+#[test]
+fn all_broken_rules_are_told_at_once_and_the_token_before_the_addresses() {
+    let flags = [
+        ("database_url", "postgres://x"),
+        ("listen", "0.0.0.0:7101"),
+        ("connections", "0"),
+    ];
+    let error = load(None, [], &flags).unwrap().check().unwrap_err().to_string();
+    let options: Vec<&str> = error.lines().filter_map(|line| line.split(':').next()).collect();
+    assert_eq!(options, ["cluster_secret", "token", "advertise", "connections"]);
 }
 
 #[test]
