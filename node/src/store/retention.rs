@@ -73,3 +73,47 @@ async fn keep_days(connection: &mut PgConnection, retention: Duration) -> Result
     }
     Ok(dropped)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::testing_owner::Database;
+
+    #[tokio::test]
+    async fn a_day_past_its_retention_is_dropped_and_the_days_ahead_are_made() {
+        let db = Database::new().await;
+        let run = async |sql: &'static str| sqlx::query(sql).execute(&db.store.pool).await.unwrap();
+        run("create table ringmesh.finished_task_20200102 (like ringmesh.finished_task including defaults including constraints)")
+            .await;
+        run(
+            "alter table ringmesh.finished_task attach partition ringmesh.finished_task_20200102 \
+             for values from ('2020-01-02') to ('2020-01-03')",
+        )
+        .await;
+        run("insert into ringmesh.finished_task (slot, id, key, kind, priority, state, attempt, failures, crashes, created_at, finished_at) \
+             values (1, 1, 'k', 'noop', 0, 'succeeded', 1, 0, 0, '2020-01-02', '2020-01-02 12:00+00')")
+        .await;
+        let days = async || -> i64 {
+            let count =
+                "select count(*) from pg_inherits where inhparent = 'ringmesh.finished_task'::regclass";
+            sqlx::query_scalar(count).fetch_one(&db.store.pool).await.unwrap()
+        };
+        let before = days().await;
+
+        assert_eq!(
+            db.store
+                .keep_days(Duration::from_secs(7 * 24 * 3600))
+                .await
+                .unwrap(),
+            1
+        );
+        assert_eq!(days().await, before - 1, "only the old day is gone");
+        assert_eq!(
+            db.store
+                .keep_days(Duration::from_secs(7 * 24 * 3600))
+                .await
+                .unwrap(),
+            0
+        );
+    }
+}
