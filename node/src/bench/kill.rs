@@ -48,7 +48,7 @@ pub(super) struct Kills {
     /// Slots of other nodes that were granted anew meanwhile.
     pub(super) others_moved: usize,
     /// Tasks that were claimed more than once, and that failed.
-    pub(super) repeated: usize,
+    pub(super) claimed_again: usize,
     pub(super) failed: usize,
     /// The longest wait for a start in the slots of the other nodes meanwhile.
     pub(super) others_max: f64,
@@ -90,7 +90,7 @@ pub(super) async fn measure(lab: &Lab, args: &BenchArgs, way: Way) -> Result<Kil
             });
         }
         let (gaps, others_max) = gaps(database, &outages).await?;
-        let (repeated, failed) = database.store.repeated().await.doing("read the archive")?;
+        let (claimed_again, failed) = database.store.claimed_again().await.doing("read the archive")?;
         stop(mesh).await?;
         Ok(Kills {
             gap_p50: quantile(&gaps, 0.5),
@@ -98,7 +98,7 @@ pub(super) async fn measure(lab: &Lab, args: &BenchArgs, way: Way) -> Result<Kil
             gap_max: quantile(&gaps, 1.0),
             slots: gaps.len(),
             others_moved: outages.iter().map(|outage| outage.others_moved).sum(),
-            repeated,
+            claimed_again,
             failed,
             others_max,
             submit_p99: quantile(&sent.latencies, 0.99),

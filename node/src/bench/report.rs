@@ -75,7 +75,7 @@ struct More {
     leave_gap_max_ms: Option<f64>,
     leave_slots: Option<usize>,
     leave_others_moved: Option<usize>,
-    leave_repeated: Option<usize>,
+    leave_claimed_again: Option<usize>,
     leave_failed: Option<usize>,
     tasks: u32,
     keys: u32,
@@ -236,11 +236,11 @@ impl Report {
                 load,
             ));
             let rest = format!(
-                "p99 {}; other slots: {} moved, max {}; {} tasks repeated, {} failed; submit to 201: p99 {}, max {}",
+                "p99 {}; other slots: {} moved, max {}; {} tasks claimed again, {} failed; submit to 201: p99 {}, max {}",
                 ms(kill.gap_p99),
                 kill.others_moved,
                 ms(kill.others_max),
-                kill.repeated,
+                kill.claimed_again,
                 kill.failed,
                 ms(kill.submit_p99),
                 ms(kill.submit_max)
@@ -300,7 +300,7 @@ impl Report {
                 leave_gap_max_ms: leave.map(|leave| leave.gap_max),
                 leave_slots: leave.map(|leave| leave.slots),
                 leave_others_moved: leave.map(|leave| leave.others_moved),
-                leave_repeated: leave.map(|leave| leave.repeated),
+                leave_claimed_again: leave.map(|leave| leave.claimed_again),
                 leave_failed: leave.map(|leave| leave.failed),
                 tasks: self.args.tasks,
                 keys: self.args.keys,

@@ -277,12 +277,12 @@ impl Store {
     ///
     /// # Errors
     /// Nothing was to change.
-    pub(crate) async fn repeated(&self) -> Result<(usize, usize), Error> {
-        let row = sqlx::query_file!("src/store/sql/bench_repeated.sql")
+    pub(crate) async fn claimed_again(&self) -> Result<(usize, usize), Error> {
+        let row = sqlx::query_file!("src/store/sql/bench_claimed_again.sql")
             .fetch_one(&self.pool)
             .await?;
         let count = |count: i64| usize::try_from(count).unwrap_or(0);
-        Ok((count(row.repeated), count(row.failed)))
+        Ok((count(row.claimed_again), count(row.failed)))
     }
 
     /// Which of these slots still belong to `owner`, and a time at which they did.

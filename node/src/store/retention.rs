@@ -48,19 +48,25 @@ async fn keep_days(connection: &mut PgConnection, retention: Duration) -> Result
         .execute(&mut *connection)
         .await?;
     let retention = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX / 2);
-    let days = sqlx::query_file_scalar!("src/store/sql/old_days.sql", retention)
+    let days = sqlx::query_file!("src/store/sql/old_days.sql", retention)
         .fetch_all(&mut *connection)
         .await?;
     let mut dropped = 0;
     for day in days {
-        // The name comes from the catalogue and matches ^finished_task_[0-9]{8}$ there.
-        let detach =
-            format!("alter table ringmesh.finished_task detach partition ringmesh.{day} concurrently");
-        let drop = format!("drop table ringmesh.{day}");
+        // The name comes from the catalogue and matches ^finished_task_[0-9]{8}$ there. Each step stands alone, so whoever is
+        // interrupted between two leaves a day that the next call takes up where it is.
+        let name = day.name;
+        let detach = format!(
+            "alter table ringmesh.finished_task detach partition ringmesh.{name} {}",
+            if day.pending { "finalize" } else { "concurrently" }
+        );
+        let drop = format!("drop table ringmesh.{name}");
         let done = async {
-            sqlx::query(sqlx::AssertSqlSafe(detach))
-                .execute(&mut *connection)
-                .await?;
+            if day.attached {
+                sqlx::query(sqlx::AssertSqlSafe(detach))
+                    .execute(&mut *connection)
+                    .await?;
+            }
             sqlx::query(sqlx::AssertSqlSafe(drop))
                 .execute(&mut *connection)
                 .await
@@ -68,7 +74,7 @@ async fn keep_days(connection: &mut PgConnection, retention: Duration) -> Result
         match done.await {
             Ok(_) => dropped += 1,
             // A reader holds it, or another node is at it: next time. One bad day does not keep the others.
-            Err(error) => tracing::info!(%day, %error, "could not drop a day of finished tasks yet"),
+            Err(error) => tracing::info!(day = %name, %error, "could not drop a day of finished tasks yet"),
         }
     }
     Ok(dropped)
@@ -115,5 +121,19 @@ mod tests {
                 .unwrap(),
             0
         );
+    }
+
+    #[tokio::test]
+    async fn a_day_that_somebody_detached_and_did_not_drop_is_found() {
+        let db = Database::new().await;
+        sqlx::query(
+            "create table ringmesh.finished_task_20200103 (like ringmesh.finished_task including defaults)",
+        )
+        .execute(&db.store.pool)
+        .await
+        .unwrap();
+        let week = Duration::from_secs(7 * 24 * 3600);
+        assert_eq!(db.store.keep_days(week).await.unwrap(), 1);
+        assert_eq!(db.store.keep_days(week).await.unwrap(), 0);
     }
 }
