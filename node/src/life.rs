@@ -109,7 +109,7 @@ pub async fn live(process: &Process, before: Option<Me>) -> Result<(Option<Me>, 
     };
     tracing::info!(node = %me.incarnation, name = %config.name, "registered");
 
-    let gossip = Gossip::start(
+    let gossip = match Gossip::start(
         gossip::Config {
             cluster_id: config.cluster_id.clone(),
             secret: config.cluster_secret(),
@@ -126,8 +126,23 @@ pub async fn live(process: &Process, before: Option<Me>) -> Result<(Option<Me>, 
         },
     )
     .await
-    .map_err(Error::Gossip)?;
-    let gossip = Arc::new(gossip);
+    {
+        Ok(gossip) => Arc::new(gossip),
+        Err(error) => {
+            // It is registered and will never serve: without this its name would stay taken for a TTL.
+            let left = process
+                .store
+                .fence(me.incarnation, None, FenceKind::Left, me.incarnation)
+                .await;
+            if let Err(error) = left {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "could not end the lease, it will run out"
+                );
+            }
+            return Err(Error::Gossip(error));
+        }
+    };
 
     let stop = CancellationToken::new();
     let _stop_at_end = stop.clone().drop_guard();
