@@ -1,0 +1,1 @@
+//! What is broken, and how it is healed.

@@ -1,0 +1,296 @@
+//! What happened in a run, as values: the only thing that checkers see.
+//!
+//! Two clocks, never compared with each other but through [`Moment::wal`]: `at` is nanoseconds of this machine's
+//! `CLOCK_BOOTTIME` (all hosts of a lab share the kernel), `committed_at` is microseconds of Postgres' clock.
+
+#![allow(missing_docs, reason = "fields are named by the words of the product")]
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Nanoseconds of `CLOCK_BOOTTIME`.
+pub type At = i64;
+
+/// All that a run left behind.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct History {
+    /// Committed changes, in the order of Postgres' log.
+    pub changes: Vec<Change>,
+    /// Each request of a client that submits, in the order of its being sent.
+    pub submits: Vec<Submit>,
+    /// What the nodes noted, in the order of `at`.
+    pub events: Vec<Event>,
+    /// Counts of tasks by state, each from one snapshot.
+    pub samples: Vec<Sample>,
+    /// Whom each node holds for the owner of each slot, as digests.
+    pub views: Vec<View>,
+    /// What the run did, and when: quiet, faults, heals, drain.
+    pub moments: Vec<Moment>,
+    /// How things stood after the drain.
+    pub end: End,
+    /// What every node was told.
+    pub terms: Terms,
+}
+
+/// A committed change of one row.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Change {
+    /// Counts transactions in the order of their commits; equal for the changes of one transaction.
+    pub transaction: u64,
+    /// Microseconds since 1970 by Postgres' clock.
+    pub committed_at: i64,
+    /// Which row became what.
+    pub row: Row,
+}
+
+/// A row as a change left it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Row {
+    /// A slot.
+    Slot {
+        slot: i32,
+        owner: Option<i64>,
+        epoch: i64,
+    },
+    /// A node's row; renewals appear too.
+    Node {
+        incarnation: i64,
+        name: String,
+        renewals: i64,
+        fenced_as: Option<String>,
+    },
+    /// An open task was inserted or changed.
+    Task {
+        id: String,
+        key: String,
+        slot: i32,
+        epoch: Option<i64>,
+        attempt: i32,
+        failures: i32,
+        crashes: i32,
+        max_attempts: i32,
+    },
+    /// An open task is no longer in the table of open ones.
+    TaskGone { id: String },
+    /// A task ended.
+    Finished {
+        id: String,
+        state: String,
+        attempt: i32,
+        failures: i32,
+        crashes: i32,
+        error: Option<String>,
+    },
+    /// A row of ended tasks was changed or deleted, which nothing may do before its retention is over.
+    FinishedTouched { id: String },
+    /// A handler's effect, written in its task's transaction.
+    Effect {
+        task: String,
+        key: String,
+        seq: i64,
+        slot: i32,
+        epoch: i64,
+        attempt: i32,
+        node: String,
+    },
+    /// The balance of a bank account after a transfer.
+    Account { account: i32, balance: i64 },
+}
+
+/// One request that submits a task.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Submit {
+    /// Which workload and client sent it.
+    pub client: String,
+    /// The task's key.
+    pub key: String,
+    /// Its number among the tasks of the key, by this client; repetitions have the same.
+    pub seq: i64,
+    /// The kind of task.
+    pub kind: String,
+    /// What makes repetitions one task.
+    pub idempotency_key: Option<String>,
+    /// A digest of the body: another body under the same idempotency key is refused.
+    pub body: u64,
+    /// When it was sent.
+    pub sent: At,
+    /// When the answer was read, or the client gave up.
+    pub answered: At,
+    /// What came of it.
+    pub answer: Answer,
+    /// What this task should come to.
+    pub expected: Expected,
+}
+
+/// What a client knows of its submit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// 2xx with this task id; `replay`: it named a task that was there before.
+    Accepted { id: String, replay: bool },
+    /// 4xx, or a 503 that says that nothing was written.
+    Refused { status: u16, code: String },
+    /// 503 that says so, a timeout, a broken connection: it may be there or not.
+    Unknown { why: String },
+}
+
+/// What a task is meant to come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expected {
+    /// Succeeds, with one effect.
+    Effect,
+    /// Succeeds, with no effect to count.
+    NoEffect,
+    /// Ends dead, with no effect.
+    Dead,
+    /// May be cancelled by somebody: an effect and `succeeded`, or none and `cancelled`.
+    Race,
+    /// Waits beyond the end of the run.
+    Future,
+}
+
+/// What a node noted of itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Event {
+    /// When.
+    pub at: At,
+    /// The name of the node.
+    pub node: String,
+    /// Its process.
+    pub pid: u32,
+    /// What.
+    pub what: What,
+}
+
+/// A kind of event of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// A handler began.
+    RunStarted {
+        task: String,
+        key: String,
+        slot: i32,
+        epoch: i64,
+        attempt: i32,
+    },
+    /// A handler returned, was cancelled or was aborted.
+    RunEnded {
+        task: String,
+        key: String,
+        slot: i32,
+        epoch: i64,
+        attempt: i32,
+    },
+    /// A renewal that was sent at this time succeeded.
+    Renewed { sent: At, incarnation: i64 },
+    /// A write of this node was refused by its fence.
+    Refused { what: String },
+    /// A fail point acted.
+    FailPoint { name: String, action: String },
+}
+
+/// Counts from one snapshot.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// When it was asked for.
+    pub at: At,
+    /// The tasks in each state.
+    pub states: BTreeMap<String, i64>,
+    /// The sum of all bank accounts; `None`: no bank in this run.
+    pub bank: Option<i64>,
+    /// Requests that had been answered 2xx, with a task of their own, before the snapshot was asked for.
+    pub accepted_before: u64,
+    /// Requests that had been sent before the snapshot was answered.
+    pub sent_before: u64,
+}
+
+/// What a node answers when it is asked for the owner of each slot.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct View {
+    /// When it was asked.
+    pub at: At,
+    /// The name of the node; `None`: Postgres itself.
+    pub node: Option<String>,
+    /// A digest of (slot, owner, epoch) over all slots; `None`: no answer.
+    pub digest: Option<u64>,
+}
+
+/// A step of the run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Moment {
+    /// When.
+    pub at: At,
+    /// The number of the last transaction that was committed before, by the observer; 0 where it is not known.
+    pub wal: u64,
+    /// Microseconds of Postgres' clock, as far as the lab knows it.
+    pub committed_at: i64,
+    /// What.
+    pub step: Step,
+}
+
+/// A step of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// Load without faults begins.
+    Quiet,
+    /// A fault begins on these hosts.
+    Fault {
+        id: String,
+        name: String,
+        hosts: Vec<String>,
+        incarnations: Vec<i64>,
+    },
+    /// It is healed.
+    Heal { id: String },
+    /// All faults are healed; clients stop submitting.
+    Drain,
+    /// All work has ended, or the time for it.
+    End,
+}
+
+/// How things stood after the drain.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct End {
+    /// Open tasks that should have ended.
+    pub open: Vec<String>,
+    /// Tasks that are claimed under an epoch that is no live owner's.
+    pub orphans: Vec<String>,
+    /// Slots without a live owner.
+    pub unowned: Vec<i32>,
+    /// The last answers of each node: (node, status).
+    pub answers: Vec<(String, u16)>,
+    /// Sessions that are idle in a transaction.
+    pub idle_in_transaction: i64,
+    /// Advisory locks that belong to no live incarnation.
+    pub stray_locks: i64,
+    /// Open file descriptors of each node, at the start and at the end.
+    pub descriptors: Vec<(String, u64, u64)>,
+    /// Resident memory of each node in KiB, at the start and at the end.
+    pub memory: Vec<(String, u64, u64)>,
+    /// Nodes that each node's gossip state holds.
+    pub gossip_nodes: Vec<(String, u64)>,
+    /// Live nodes.
+    pub live: u64,
+    /// Dead row versions in `slot` and `node`.
+    pub dead_rows: BTreeMap<String, i64>,
+    /// Writes that fences refused, over all processes.
+    pub refused_writes: u64,
+    /// Commits whose reply was lost, over all proxies and clients.
+    pub unknown_commits: u64,
+}
+
+/// What every node was told.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Terms {
+    /// Length of a lease, ns.
+    pub ttl: i64,
+    /// What trust ends earlier by, ns.
+    pub margin: i64,
+    /// Period of the tick, ns.
+    pub tick: i64,
+}

@@ -1,0 +1,1 @@
+//! Hosts: where nodes and servers run, and what lies between them.

@@ -1,0 +1,3 @@
+//! `ringmesh-faults`: runs the scenarios.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! What happened: the log of Postgres decoded, the nodes' event files, samples.

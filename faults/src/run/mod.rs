@@ -1,0 +1,1 @@
+//! Scenarios, schedules from a seed, reports.
