@@ -1,12 +1,16 @@
 //! What happened in a run, as values: the only thing that checkers see.
 //!
-//! Two clocks, never compared with each other but through [`Moment::wal`]: `at` is nanoseconds of this machine's
+//! Two clocks, never compared with each other but through [`Moment`]: `at` is nanoseconds of this machine's
 //! `CLOCK_BOOTTIME` (all hosts of a lab share the kernel), `committed_at` is microseconds of Postgres' clock.
+//!
+//! A run of some million tasks stays in memory: ids are numbers, and texts that come again and again are shared.
 
 #![allow(missing_docs, reason = "fields are named by the words of the product")]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use ringmesh::task::TaskId;
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds of `CLOCK_BOOTTIME`.
@@ -36,7 +40,7 @@ pub struct History {
 /// A committed change of one row.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Change {
-    /// Counts transactions in the order of their commits; equal for the changes of one transaction.
+    /// Counts transactions in the order of their commits, from 1; equal for the changes of one transaction.
     pub transaction: u64,
     /// Microseconds since 1970 by Postgres' clock.
     pub committed_at: i64,
@@ -48,6 +52,10 @@ pub struct Change {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Row {
+    /// The other changes of this transaction are the whole state, as one snapshot saw it. What led from the changes before to
+    /// this state is not known. It stands at the start of each history, and after a failover: the promoted server does not
+    /// know where the observer was.
+    Baseline,
     /// A slot.
     Slot {
         slot: i32,
@@ -57,61 +65,90 @@ pub enum Row {
     /// A node's row; renewals appear too.
     Node {
         incarnation: i64,
-        name: String,
+        name: Arc<str>,
         renewals: i64,
-        fenced_as: Option<String>,
+        fenced: Option<Fencing>,
     },
-    /// An open task was inserted or changed.
+    /// A node's row was deleted.
+    NodeGone { incarnation: i64 },
+    /// An open task was inserted, or changed in more than its being claimed or returned.
     Task {
-        id: String,
-        key: String,
-        slot: i32,
-        epoch: Option<i64>,
+        id: TaskId,
+        key: Arc<str>,
         attempt: i32,
         failures: i32,
         crashes: i32,
         max_attempts: i32,
     },
-    /// An open task is no longer in the table of open ones.
-    TaskGone { id: String },
+    /// A task is no longer open, and did not end in the same transaction.
+    TaskGone { id: TaskId },
     /// A task ended.
     Finished {
-        id: String,
-        state: String,
+        id: TaskId,
+        state: State,
         attempt: i32,
         failures: i32,
         crashes: i32,
-        error: Option<String>,
+        error: Option<Box<str>>,
     },
     /// A row of ended tasks was changed or deleted, which nothing may do before its retention is over.
-    FinishedTouched { id: String },
+    FinishedTouched { id: TaskId },
     /// A handler's effect, written in its task's transaction.
     Effect {
-        task: String,
-        key: String,
+        task: TaskId,
+        key: Arc<str>,
         seq: i64,
         slot: i32,
         epoch: i64,
         attempt: i32,
-        node: String,
+        node: Arc<str>,
     },
+    /// A row of effects was changed or deleted, which nothing ever does.
+    EffectTouched,
     /// The balance of a bank account after a transfer.
     Account { account: i32, balance: i64 },
+}
+
+/// How a node was declared dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fencing {
+    pub kind: FencingKind,
+    /// The incarnation that did it; none for a start that has no number yet.
+    pub by: Option<i64>,
+}
+
+/// Why a node was declared dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FencingKind {
+    Expired,
+    Noticed,
+    Replaced,
+    Left,
+}
+
+/// How a task ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Succeeded,
+    Dead,
+    Cancelled,
 }
 
 /// One request that submits a task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Submit {
     /// Which workload and client sent it.
-    pub client: String,
+    pub client: Arc<str>,
     /// The task's key.
-    pub key: String,
+    pub key: Arc<str>,
     /// Its number among the tasks of the key, by this client; repetitions have the same.
     pub seq: i64,
     /// The kind of task.
-    pub kind: String,
+    pub kind: Arc<str>,
     /// What makes repetitions one task.
-    pub idempotency_key: Option<String>,
+    pub idempotency_key: Option<Box<str>>,
     /// A digest of the body: another body under the same idempotency key is refused.
     pub body: u64,
     /// When it was sent.
@@ -129,11 +166,11 @@ pub struct Submit {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// 2xx with this task id; `replay`: it named a task that was there before.
-    Accepted { id: String, replay: bool },
+    Accepted { id: TaskId, replay: bool },
     /// 4xx, or a 503 that says that nothing was written.
-    Refused { status: u16, code: String },
+    Refused { status: u16, code: Box<str> },
     /// 503 that says so, a timeout, a broken connection: it may be there or not.
-    Unknown { why: String },
+    Unknown { why: Box<str> },
 }
 
 /// What a task is meant to come to.
@@ -158,7 +195,7 @@ pub struct Event {
     /// When.
     pub at: At,
     /// The name of the node.
-    pub node: String,
+    pub node: Arc<str>,
     /// Its process.
     pub pid: u32,
     /// What.
@@ -171,26 +208,19 @@ pub struct Event {
 pub enum What {
     /// A handler began.
     RunStarted {
-        task: String,
-        key: String,
-        slot: i32,
+        task: TaskId,
+        key: Arc<str>,
         epoch: i64,
         attempt: i32,
     },
     /// A handler returned, was cancelled or was aborted.
-    RunEnded {
-        task: String,
-        key: String,
-        slot: i32,
-        epoch: i64,
-        attempt: i32,
-    },
+    RunEnded { task: TaskId, epoch: i64, attempt: i32 },
     /// A renewal that was sent at this time succeeded.
     Renewed { sent: At, incarnation: i64 },
-    /// A write of this node was refused by its fence.
-    Refused { what: String },
+    /// This many writes of this node were refused by their fence.
+    Refused { rows: u64, what: Box<str> },
     /// A fail point acted.
-    FailPoint { name: String, action: String },
+    FailPoint { name: Box<str>, action: Box<str> },
 }
 
 /// Counts from one snapshot.
@@ -198,14 +228,12 @@ pub enum What {
 pub struct Sample {
     /// When it was asked for.
     pub at: At,
-    /// The tasks in each state.
+    /// When it was answered.
+    pub answered: At,
+    /// The tasks in each state: `pending`, `scheduled`, `behind`, `kind`, `running`, `succeeded`, `dead`, `cancelled`.
     pub states: BTreeMap<String, i64>,
     /// The sum of all bank accounts; `None`: no bank in this run.
     pub bank: Option<i64>,
-    /// Requests that had been answered 2xx, with a task of their own, before the snapshot was asked for.
-    pub accepted_before: u64,
-    /// Requests that had been sent before the snapshot was answered.
-    pub sent_before: u64,
 }
 
 /// What a node answers when it is asked for the owner of each slot.
@@ -214,9 +242,11 @@ pub struct View {
     /// When it was asked.
     pub at: At,
     /// The name of the node; `None`: Postgres itself.
-    pub node: Option<String>,
+    pub node: Option<Arc<str>>,
     /// A digest of (slot, owner, epoch) over all slots; `None`: no answer.
     pub digest: Option<u64>,
+    /// A digest of the owner that the node would like each slot to have; `None`: it did not say.
+    pub placement: Option<u64>,
 }
 
 /// A step of the run.
@@ -243,6 +273,7 @@ pub enum Step {
         id: String,
         name: String,
         hosts: Vec<String>,
+        /// Whom it hits. Empty: everybody, as a fault of Postgres does.
         incarnations: Vec<i64>,
     },
     /// It is healed.
@@ -257,20 +288,20 @@ pub enum Step {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct End {
     /// Open tasks that should have ended.
-    pub open: Vec<String>,
+    pub open: Vec<TaskId>,
     /// Tasks that are claimed under an epoch that is no live owner's.
-    pub orphans: Vec<String>,
+    pub orphans: Vec<TaskId>,
     /// Slots without a live owner.
     pub unowned: Vec<i32>,
-    /// The last answers of each node: (node, status).
+    /// The last answers of each node: (node, status); 0: none came.
     pub answers: Vec<(String, u16)>,
     /// Sessions that are idle in a transaction.
     pub idle_in_transaction: i64,
     /// Advisory locks that belong to no live incarnation.
     pub stray_locks: i64,
-    /// Open file descriptors of each node, at the start and at the end.
+    /// Open file descriptors of each process that lived through the run: (node, at the start, at the end).
     pub descriptors: Vec<(String, u64, u64)>,
-    /// Resident memory of each node in KiB, at the start and at the end.
+    /// Its resident memory in KiB.
     pub memory: Vec<(String, u64, u64)>,
     /// Nodes that each node's gossip state holds.
     pub gossip_nodes: Vec<(String, u64)>,
