@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringmesh::{Mesh, config, telemetry};
+use ringmesh_faults::workload;
 
 /// Tries to make Ringmesh lie
 #[derive(Debug, Parser)]
@@ -23,7 +23,7 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Node => node().await,
+        Command::Node => workload::node::run().await,
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -32,10 +32,4 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-async fn node() -> anyhow::Result<()> {
-    let config = config::load(None, std::env::vars_os(), &[])?.check()?;
-    telemetry::log(config.log_format)?;
-    Ok(Mesh::builder().config(config).run().await?)
 }

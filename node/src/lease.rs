@@ -196,6 +196,8 @@ impl Keeper {
         }
         self.renewed_at = Some(sent);
         metrics::histogram!(metric::RENEWAL_SECONDS).record(clock::now().saturating_sub(sent));
+        let sent_ns = sent.as_nanos() as u64;
+        tracing::trace!(sent_ns, incarnation = me.incarnation.get(), "renewed the lease");
         self.parts.trust.extend(trusted_until(sent, &terms));
         self.parts.trust.set_session(self.locked);
         Ok(Ok(()))

@@ -1,12 +1,69 @@
 //! What the mesh is given to do: handlers in the nodes, clients outside.
+//!
+//! | file | is |
+//! |---|---|
+//! | [`schema`] | the tables of effects and accounts |
+//! | [`handlers`](mod@handlers) | the kinds of task that nodes know |
+//! | [`node`] | a node that knows them |
+//! | [`note`] | what a node notes of itself |
+//! | `client` | a client that repeats what was not answered |
+//! | `keys` | which keys, how often |
+//! | `append` … `admin` | W1 to W9 |
+//!
+//! W3, an outbox to HTTP sinks, is left out: the product has no outbox and calls nobody.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+mod admin;
+mod append;
+mod backlog;
+mod bank;
+mod client;
+mod durations;
+pub mod handlers;
+mod harm;
+mod keys;
+pub mod node;
+pub mod note;
+mod scheduled;
+pub mod schema;
+mod storm;
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use crate::history::Submit;
+
+pub use handlers::handlers;
+pub use storm::mismatches;
+
+/// All workloads; of W8 the smaller backlog.
+pub fn all() -> Vec<Box<dyn Workload>> {
+    vec![
+        Box::new(append::KeyedAppend),
+        Box::new(bank::Bank),
+        Box::new(durations::Durations),
+        Box::new(harm::Harmful),
+        Box::new(storm::Storm),
+        Box::new(scheduled::Scheduled),
+        Box::new(backlog::Backlog {
+            due: 1_000_000,
+            future: 0,
+        }),
+        Box::new(admin::Admin),
+    ]
+}
+
+/// The workload of this name: an id, or `W8-10m` for the larger backlog.
+pub fn by_name(name: &str) -> Option<Box<dyn Workload>> {
+    if name == "W8-10m" {
+        return Some(Box::new(backlog::Backlog {
+            due: 5_000_000,
+            future: 5_000_000,
+        }));
+    }
+    all().into_iter().find(|workload| workload.id() == name)
+}
 
 /// Whom the clients of a workload ask.
 #[derive(Debug, Clone)]
@@ -17,37 +74,10 @@ pub struct Targets {
     pub token: Option<String>,
     /// Postgres, never through a faulty path.
     pub database_url: String,
-    /// What the clients of all workloads of a run count together.
-    pub counts: Arc<Counts>,
-}
-
-/// Bounds on the number of tasks that there must and may be: what a sample of the database is held against.
-#[derive(Debug, Default)]
-pub struct Counts {
-    accepted: AtomicU64,
-    sent: AtomicU64,
-}
-
-impl Counts {
-    /// Tasks that a client knows to exist.
-    pub fn accepted(&self) -> u64 {
-        self.accepted.load(Ordering::SeqCst)
-    }
-
-    /// Tasks that may exist: that some request was sent for.
-    pub fn sent(&self) -> u64 {
-        self.sent.load(Ordering::SeqCst)
-    }
-
-    /// Before the first request for a task is sent.
-    pub fn on_sent(&self) {
-        self.sent.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// After the first 2xx for a task was read.
-    pub fn on_accepted(&self) {
-        self.accepted.fetch_add(1, Ordering::SeqCst);
-    }
+    /// Sends the requests.
+    pub http: reqwest::Client,
+    /// The length of a lease.
+    pub ttl: Duration,
 }
 
 /// Clients that give the mesh work.

@@ -122,7 +122,7 @@ impl Database {
     }
 
     pub(crate) async fn wait_for(&self, id: TaskId, holds: impl Fn(&View) -> bool) -> View {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
         loop {
             let view = self.view(id).await;
             if holds(&view) {

@@ -1,0 +1,67 @@
+//! W2: a bank. Money moves between accounts, and none is made or lost.
+
+use async_trait::async_trait;
+use rand::rngs::StdRng;
+use rand::{Rng as _, RngExt as _, SeedableRng as _};
+use tokio_util::sync::CancellationToken;
+
+use super::client::{self, Client, Task};
+use super::handlers::Transfer;
+use super::schema::ACCOUNTS;
+use super::{Targets, Workload};
+use crate::history::Submit;
+
+/// Tellers, each with one key: transfers of different tellers meet at the accounts.
+const TELLERS: usize = 32;
+
+/// W2.
+#[derive(Debug)]
+pub(super) struct Bank;
+
+#[async_trait]
+impl Workload for Bank {
+    fn id(&self) -> &'static str {
+        "W2"
+    }
+
+    fn what(&self) -> &'static str {
+        "bank: transfers between 100 accounts, from 32 keys; the total stays"
+    }
+
+    async fn run(
+        &self,
+        targets: Targets,
+        seed: u64,
+        rate: Option<f64>,
+        stop: CancellationToken,
+    ) -> Vec<Submit> {
+        let mut seeds = StdRng::seed_from_u64(seed);
+        let share = rate.map(|rate| rate / TELLERS as f64);
+        let clients = (0..TELLERS).map(|teller| {
+            let client = Client::new(format!("W2/{teller}"), &targets, share, &stop);
+            transfer(client, teller, seeds.next_u64())
+        });
+        client::all(clients.collect::<Vec<_>>()).await
+    }
+}
+
+async fn transfer(mut client: Client, teller: usize, seed: u64) -> Vec<Submit> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut seq = 0;
+    while client.next().await {
+        seq += 1;
+        let from = rng.random_range(1..=ACCOUNTS);
+        let to = 1 + (from - 1 + rng.random_range(1..ACCOUNTS)) % ACCOUNTS;
+        let amount = rng.random_range(1..=50);
+        let payload = Transfer {
+            seq,
+            from,
+            to,
+            amount,
+        };
+        client
+            .put(&Task::new("transfer", format!("teller{teller}"), seq, payload))
+            .await;
+    }
+    client.submits()
+}

@@ -1,0 +1,361 @@
+//! A client as a careful user would write one: it repeats what was refused for now or never answered, under the same
+//! idempotency key, at another node; and it keeps every single request.
+//!
+//! A kept request takes about 200 bytes (those of [`Submit`] and its idempotency key; other texts are shared), so 2,000,000 of
+//! them take 0.4 GB.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::Method;
+use ringmesh::task::TaskId;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{Targets, note};
+use crate::history::{Answer, Expected, Submit};
+
+/// How long a client waits for an answer before it asks another node.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a node that gave no answer is left alone.
+const SHUN: Duration = Duration::from_secs(2);
+/// Between a request that was refused for now, or not answered, and its repetition; doubles up to the second.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// How long a submit is repeated after its client was told to stop.
+const LAST_TRIES: Duration = Duration::from_secs(60);
+
+/// A task to be submitted.
+#[derive(Debug, Clone)]
+pub(super) struct Task {
+    pub(super) kind: &'static str,
+    pub(super) key: String,
+    pub(super) seq: i64,
+    pub(super) payload: Value,
+    /// Other fields of the request, such as `priority`.
+    pub(super) options: Map<String, Value>,
+    pub(super) expected: Expected,
+}
+
+impl Task {
+    /// A task that is to have its effect, however often it is interrupted.
+    pub(super) fn new(
+        kind: &'static str,
+        key: impl Into<String>,
+        seq: i64,
+        payload: impl serde::Serialize,
+    ) -> Task {
+        Task {
+            kind,
+            key: key.into(),
+            seq,
+            payload: serde_json::to_value(payload).unwrap_or_default(),
+            options: Map::from_iter([("max_attempts".to_owned(), json!(1000))]),
+            expected: Expected::Effect,
+        }
+    }
+
+    pub(super) fn with(mut self, option: &str, value: impl Into<Value>) -> Task {
+        self.options.insert(option.to_owned(), value.into());
+        self
+    }
+
+    pub(super) fn expecting(mut self, expected: Expected) -> Task {
+        self.expected = expected;
+        self
+    }
+}
+
+/// One client: sends one request after the other.
+pub(super) struct Client {
+    name: Arc<str>,
+    http: reqwest::Client,
+    urls: Arc<[String]>,
+    token: Option<String>,
+    stop: CancellationToken,
+    /// The node to ask next.
+    node: usize,
+    /// Until when each node is left alone.
+    shunned: Vec<Instant>,
+    pace: Option<Pace>,
+    submits: Vec<Submit>,
+    /// Keys and kinds, each once.
+    texts: HashSet<Arc<str>>,
+}
+
+/// Lets through so many a second. What could not be sent in time is not made up for.
+struct Pace {
+    next: Instant,
+    period: Duration,
+}
+
+impl Pace {
+    async fn tick(&mut self) {
+        /// Timers wake some milliseconds late; so much is made up for, or high rates could not be kept.
+        const LATE: Duration = Duration::from_millis(50);
+        sleep_until(self.next).await;
+        let now = Instant::now();
+        self.next = (self.next + self.period).max(now.checked_sub(LATE).unwrap_or(now));
+    }
+}
+
+impl Client {
+    /// `rate`: tasks a second of this client.
+    pub(super) fn new(
+        name: String,
+        targets: &Targets,
+        rate: Option<f64>,
+        stop: &CancellationToken,
+    ) -> Client {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let pace = rate.map(|rate| Pace {
+            next: Instant::now(),
+            period: Duration::from_secs_f64(1.0 / rate.max(0.001)),
+        });
+        Client {
+            http: targets.http.clone(),
+            urls: targets.urls.clone().into(),
+            token: targets.token.clone(),
+            stop: stop.clone(),
+            node: usize::try_from(hasher.finish() % 1000).unwrap_or_default(),
+            shunned: vec![Instant::now(); targets.urls.len()],
+            pace,
+            submits: Vec::new(),
+            texts: HashSet::new(),
+            name: name.into(),
+        }
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Waits until the next task may be sent; false: it was told to stop.
+    pub(super) async fn next(&mut self) -> bool {
+        if let Some(pace) = &mut self.pace {
+            let stop = self.stop.clone();
+            tokio::select! {
+                () = pace.tick() => {}
+                () = stop.cancelled() => return false,
+            }
+        }
+        !self.stopped()
+    }
+
+    pub(super) fn submits(self) -> Vec<Submit> {
+        self.submits
+    }
+
+    /// Submits a task under an idempotency key of its own until it is known what became of it; answers with its id.
+    pub(super) async fn put(&mut self, task: &Task) -> Option<TaskId> {
+        let idempotency_key = format!("{}/{}/{}", self.name, task.key, task.seq);
+        self.put_as(task, &idempotency_key).await
+    }
+
+    /// As [`Self::put`], under this idempotency key.
+    pub(super) async fn put_as(&mut self, task: &Task, idempotency_key: &str) -> Option<TaskId> {
+        let mut body = task.options.clone();
+        body.insert("kind".into(), task.kind.into());
+        body.insert("key".into(), task.key.clone().into());
+        body.insert("payload".into(), task.payload.clone());
+        body.insert("idempotency_key".into(), idempotency_key.into());
+        let body = Value::Object(body).to_string();
+        let mut hasher = DefaultHasher::new();
+        body.hash(&mut hasher);
+        let digest = hasher.finish();
+
+        let (key, kind) = (self.shared(&task.key), self.shared(task.kind));
+        let mut pause = PAUSE.0;
+        let mut last_try = None;
+        loop {
+            let node = self.pick();
+            let sent = note::now();
+            let answer = self.submit(node, &body).await;
+            let again = match &answer {
+                Answer::Accepted { .. } => false,
+                Answer::Refused { status, .. } => matches!(status, 429 | 503),
+                Answer::Unknown { .. } => {
+                    self.shunned[node] = Instant::now() + SHUN;
+                    true
+                }
+            };
+            let id = match &answer {
+                Answer::Accepted { id, .. } => Some(*id),
+                Answer::Refused { .. } | Answer::Unknown { .. } => None,
+            };
+            self.submits.push(Submit {
+                client: self.name.clone(),
+                key: key.clone(),
+                seq: task.seq,
+                kind: kind.clone(),
+                idempotency_key: Some(idempotency_key.into()),
+                body: digest,
+                sent,
+                answered: note::now(),
+                answer,
+                expected: task.expected,
+            });
+            if !again {
+                return id;
+            }
+            if self.stopped() && *last_try.get_or_insert_with(|| Instant::now() + LAST_TRIES) < Instant::now()
+            {
+                return None;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// Asks some node to cancel a task; what it answers is of no interest here: the database tells.
+    pub(super) async fn cancel(&mut self, id: TaskId) {
+        let node = self.pick();
+        let request = self.request(Method::DELETE, node, &format!("/v1/tasks/{id}"));
+        if !matches!(timeout(PATIENCE, request.send()).await, Ok(Ok(_))) {
+            self.shunned[node] = Instant::now() + SHUN;
+        }
+    }
+
+    fn shared(&mut self, text: &str) -> Arc<str> {
+        if let Some(shared) = self.texts.get(text) {
+            return shared.clone();
+        }
+        let shared: Arc<str> = text.into();
+        self.texts.insert(shared.clone());
+        shared
+    }
+
+    /// The next node that is not left alone; if all are, the next.
+    fn pick(&mut self) -> usize {
+        let (now, count) = (Instant::now(), self.urls.len());
+        let mut nodes = (1..=count).map(|step| (self.node + step) % count);
+        self.node = nodes
+            .find(|node| self.shunned[*node] <= now)
+            .unwrap_or((self.node + 1) % count);
+        self.node
+    }
+
+    fn request(&self, method: Method, node: usize, path: &str) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.urls[node]));
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    async fn submit(&self, node: usize, body: &str) -> Answer {
+        let request = self
+            .request(Method::POST, node, "/v1/tasks")
+            .header("content-type", "application/json")
+            .body(body.to_owned());
+        let answer = timeout(PATIENCE, async {
+            let answer = request.send().await?;
+            let status = answer.status().as_u16();
+            Ok::<_, reqwest::Error>((status, answer.bytes().await?))
+        });
+        match answer.await {
+            Ok(Ok((status, body))) => answer_of(status, &body),
+            Ok(Err(error)) if error.is_connect() => Answer::Unknown {
+                why: "no connection".into(),
+            },
+            Ok(Err(_)) => Answer::Unknown {
+                why: "the connection broke".into(),
+            },
+            Err(_) => Answer::Unknown {
+                why: "no answer in time".into(),
+            },
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Accepted {
+    id: TaskId,
+    replayed: bool,
+}
+
+#[derive(Deserialize)]
+struct Refused {
+    code: String,
+}
+
+/// What an answer says, by the documentation of the API.
+fn answer_of(status: u16, body: &[u8]) -> Answer {
+    match status {
+        200 | 201 => match serde_json::from_slice::<Accepted>(body) {
+            Ok(accepted) => Answer::Accepted {
+                id: accepted.id,
+                replay: accepted.replayed,
+            },
+            Err(_) => Answer::Unknown {
+                why: format!("{status} without an id").into(),
+            },
+        },
+        _ => {
+            let code = serde_json::from_slice::<Refused>(body)
+                .map_or_else(|_| String::new(), |refused| refused.code);
+            match (status, code.as_str()) {
+                (429, _) | (503, "unavailable") | (400..=499, _) => Answer::Refused {
+                    status,
+                    code: code.into(),
+                },
+                _ => Answer::Unknown {
+                    why: format!("{status} {code}").into(),
+                },
+            }
+        }
+    }
+}
+
+/// Runs clients side by side and returns all that they sent.
+pub(super) async fn all(
+    clients: impl IntoIterator<Item: Future<Output = Vec<Submit>> + Send + 'static>,
+) -> Vec<Submit> {
+    let mut running: JoinSet<Vec<Submit>> = clients.into_iter().collect();
+    let mut submits = Vec::new();
+    while let Some(ended) = running.join_next().await {
+        match ended {
+            Ok(more) => submits.extend(more),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+    submits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_says_that_nothing_was_written_counts_as_refused() {
+        let refused =
+            |status, body: &str| matches!(answer_of(status, body.as_bytes()), Answer::Refused { .. });
+        assert!(refused(503, r#"{"code": "unavailable", "message": ""}"#));
+        assert!(refused(429, r#"{"code": "busy"}"#));
+        assert!(refused(422, r#"{"code": "idempotency_mismatch"}"#));
+        for (status, body) in [
+            (503, r#"{"code": "outcome_unknown"}"#),
+            (503, ""),
+            (500, r#"{"code": "internal"}"#),
+            (502, "<html>"),
+        ] {
+            assert!(
+                matches!(answer_of(status, body.as_bytes()), Answer::Unknown { .. }),
+                "{status}"
+            );
+        }
+        let accepted = answer_of(200, br#"{"id": "7-1", "replayed": true, "state": "pending"}"#);
+        assert_eq!(
+            accepted,
+            Answer::Accepted {
+                id: "7-1".parse().unwrap(),
+                replay: true
+            }
+        );
+    }
+}
