@@ -86,6 +86,8 @@ pub enum Row {
     Finished {
         id: TaskId,
         state: State,
+        /// That of the claim under which it ended.
+        epoch: Option<i64>,
         attempt: i32,
         failures: i32,
         crashes: i32,
@@ -157,6 +159,8 @@ pub struct Submit {
     pub answered: At,
     /// What came of it.
     pub answer: Answer,
+    /// Whether it was to wait for a time: its place among its key's tasks follows from when it is due.
+    pub scheduled: bool,
     /// What this task should come to.
     pub expected: Expected,
 }

@@ -1,0 +1,441 @@
+//! I4: a slot has one owner, and only the dead lose theirs.
+//!
+//! **Promise** (P3, P7). A slot's epochs are 1, 2, 3 and so on, each given to one owner, who is registered and not declared dead. A declaration is
+//! final: such a node never renews and is never granted anything again, its number is never used again, and of one name at
+//! most one node lives. A slot leaves an owner that lives only by the owner's own handing on.
+//!
+//! **Algorithm.** One pass over slots and nodes. Each kind of declaration has a rule of its own:
+//!
+//! | kind | by | rule |
+//! |---|---|---|
+//! | expired | another node | it comes no sooner than TTL − margin after the last renewal, both by Postgres' clock; a fault explains it |
+//! | noticed | another node | a fault explains it |
+//! | replaced | the row's own number: a start has none yet | a later start under this name follows |
+//! | left | the node itself | |
+//!
+//! TTL − margin and not TTL: the declaring node counts the TTL on its own clock, and the margin is there for the drift between
+//! two. *Explained* means that a fault which hits this node began before, and was not healed for longer than two TTLs and 5 s:
+//! no healthy node is thrown out.
+//!
+//! **Excluded.** A grant by an owner that lives cannot be told from a theft, as the log does not say who wrote: that the former
+//! owner commits nothing afterwards is I3. Where Postgres' clock stepped back since the last renewal, the rule of *expired* says
+//! nothing. A baseline is a beginning: what was before binds nobody.
+
+use std::collections::HashMap;
+
+use super::windows::{Window, windows};
+use super::{Checker, Violation};
+use crate::history::{Change, Fencing, FencingKind, History, Row};
+
+pub(super) struct SingleOwner;
+
+/// How long after the end of a fault its consequences may come, on top of two TTLs; µs.
+const AFTERMATH: i64 = 5_000_000;
+
+#[derive(Debug)]
+struct Node<'a> {
+    name: &'a str,
+    renewals: i64,
+    renewed_at: i64,
+    fenced: Option<(Fencing, &'a Change)>,
+    /// Whether the clock stepped back since the last renewal.
+    clock_stepped: bool,
+}
+
+struct Pass<'a> {
+    history: &'a History,
+    windows: Vec<Window<'a>>,
+    slots: HashMap<i32, (Option<i64>, i64)>,
+    nodes: HashMap<i64, Node<'a>>,
+    /// The greatest number met: each start has a greater one.
+    highest: i64,
+    /// The unfenced node of each name.
+    living: HashMap<&'a str, i64>,
+    /// Names declared *replaced* whose next start has not come yet.
+    awaited: HashMap<&'a str, &'a Change>,
+    baseline: u64,
+    clock: i64,
+    found: Vec<Violation>,
+}
+
+impl Checker for SingleOwner {
+    fn id(&self) -> &'static str {
+        "I4"
+    }
+
+    fn title(&self) -> &'static str {
+        "a slot has one owner, and only the dead lose theirs"
+    }
+
+    fn check(&self, history: &History) -> Vec<Violation> {
+        let mut pass = Pass {
+            history,
+            windows: windows(history),
+            slots: HashMap::new(),
+            nodes: HashMap::new(),
+            highest: 0,
+            living: HashMap::new(),
+            awaited: HashMap::new(),
+            baseline: 0,
+            clock: i64::MIN,
+            found: Vec::new(),
+        };
+        for change in &history.changes {
+            pass.on(change);
+        }
+        let mut awaited: Vec<_> = pass.awaited.into_iter().collect();
+        awaited.sort_unstable_by_key(|(name, _)| *name);
+        for (name, change) in awaited {
+            let text = format!("{name} was declared replaced, but nothing came in its place");
+            pass.found.push(Violation::new("fenced", text).row(change));
+        }
+        pass.found
+    }
+}
+
+impl<'a> Pass<'a> {
+    fn tell(&mut self, kind: &'static str, text: String, change: &Change) {
+        self.found.push(Violation::new(kind, text).row(change));
+    }
+
+    fn on(&mut self, change: &'a Change) {
+        if change.committed_at < self.clock {
+            self.nodes.values_mut().for_each(|node| node.clock_stepped = true);
+        }
+        self.clock = change.committed_at;
+        match &change.row {
+            Row::Baseline => {
+                self.baseline = change.transaction;
+                self.slots.clear();
+                self.nodes.clear();
+                self.living.clear();
+                self.awaited.clear();
+                self.highest = 0;
+            }
+            Row::Slot { slot, owner, epoch } => self.on_slot(change, *slot, *owner, *epoch),
+            Row::Node {
+                incarnation,
+                name,
+                renewals,
+                fenced,
+            } => self.on_node(change, *incarnation, name, *renewals, *fenced),
+            Row::NodeGone { incarnation } => {
+                let node = self.nodes.remove(incarnation);
+                if node.is_some_and(|node| node.fenced.is_none()) {
+                    let text = format!("the row of node {incarnation} was deleted while it lived");
+                    self.tell("fenced", text, change);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_slot(&mut self, change: &Change, slot: i32, owner: Option<i64>, epoch: i64) {
+        let before = self.slots.insert(slot, (owner, epoch));
+        if change.transaction == self.baseline {
+            return;
+        }
+        let (had, last) = before.unwrap_or((None, 0));
+        let Some(owner) = owner else {
+            if epoch != last {
+                self.tell(
+                    "epoch",
+                    format!("slot {slot} lost its owner and went from epoch {last} to {epoch}"),
+                    change,
+                );
+            }
+            return;
+        };
+        if epoch == last && had == Some(owner) {
+            return;
+        }
+        if epoch != last + 1 {
+            self.tell(
+                "epoch",
+                format!("slot {slot} went from epoch {last} to {epoch}"),
+                change,
+            );
+        }
+        match self.nodes.get(&owner) {
+            None => self.tell(
+                "owner",
+                format!("slot {slot} was granted to {owner}, which is not registered"),
+                change,
+            ),
+            Some(node) if node.fenced.is_some() => {
+                self.tell(
+                    "owner",
+                    format!("slot {slot} was granted to {owner}, which was declared dead"),
+                    change,
+                );
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn on_node(
+        &mut self,
+        change: &'a Change,
+        incarnation: i64,
+        name: &'a str,
+        renewals: i64,
+        fenced: Option<Fencing>,
+    ) {
+        let at = change.committed_at;
+        let Some(node) = self.nodes.get_mut(&incarnation) else {
+            if change.transaction != self.baseline && incarnation <= self.highest {
+                let text = format!(
+                    "node {incarnation} started after {}: its number was used before",
+                    self.highest
+                );
+                self.tell("number", text, change);
+            }
+            self.highest = self.highest.max(incarnation);
+            self.awaited.remove(name);
+            let node = Node {
+                name,
+                renewals,
+                renewed_at: at,
+                fenced: fenced.map(|fencing| (fencing, change)),
+                clock_stepped: false,
+            };
+            self.nodes.insert(incarnation, node);
+            if fenced.is_none()
+                && let Some(other) = self.living.insert(name, incarnation)
+            {
+                self.tell(
+                    "number",
+                    format!("{name} lives as {other} and as {incarnation}"),
+                    change,
+                );
+            }
+            return;
+        };
+        if node.fenced.is_some() {
+            if fenced != node.fenced.map(|(fencing, _)| fencing) {
+                self.tell(
+                    "fenced",
+                    format!("what declared node {incarnation} dead was changed"),
+                    change,
+                );
+            } else if renewals != node.renewals {
+                self.tell(
+                    "fenced",
+                    format!("node {incarnation} renewed after it was declared dead"),
+                    change,
+                );
+            }
+            return;
+        }
+        if renewals > node.renewals {
+            (node.renewals, node.renewed_at, node.clock_stepped) = (renewals, at, false);
+        } else if renewals < node.renewals {
+            let text = format!(
+                "the renewals of node {incarnation} went from {} to {renewals}",
+                node.renewals
+            );
+            return self.tell("number", text, change);
+        }
+        let Some(fencing) = fenced else { return };
+        node.fenced = Some((fencing, change));
+        let name = node.name;
+        let since = at - node.renewed_at;
+        let timed = !node.clock_stepped;
+        self.living.remove(name);
+        if change.transaction != self.baseline {
+            self.on_fenced(change, incarnation, name, fencing, timed.then_some(since));
+        }
+    }
+
+    fn on_fenced(
+        &mut self,
+        change: &'a Change,
+        node: i64,
+        name: &'a str,
+        fencing: Fencing,
+        since: Option<i64>,
+    ) {
+        let by_itself = fencing.by == Some(node);
+        let kind = fencing.kind;
+        let wanted = matches!(kind, FencingKind::Left | FencingKind::Replaced);
+        if by_itself != wanted {
+            let text = format!("node {node} was declared {kind:?} by {:?}", fencing.by);
+            self.tell("fenced", text, change);
+        }
+        match kind {
+            FencingKind::Left => {}
+            FencingKind::Replaced => {
+                self.awaited.insert(name, change);
+            }
+            FencingKind::Expired => {
+                let terms = self.history.terms;
+                let least = (terms.ttl - terms.margin) / 1000;
+                if let Some(since) = since.filter(|since| *since < least) {
+                    let text = format!(
+                        "node {node} was declared expired {since} µs after its renewal, {least} at least"
+                    );
+                    self.tell("fenced", text, change);
+                }
+                self.explain(change, node, kind);
+            }
+            FencingKind::Noticed => self.explain(change, node, kind),
+        }
+    }
+
+    fn explain(&mut self, change: &Change, node: i64, kind: FencingKind) {
+        let aftermath = 2 * self.history.terms.ttl / 1000 + AFTERMATH;
+        let explained = self.windows.iter().any(|window| {
+            let begun = window.before.is_none_or(|moment| change.transaction > moment.wal);
+            let over = window.heal.is_some_and(|heal| {
+                // A node that was killed stays dead, whatever is healed.
+                !window.is_kill() && change.committed_at > heal.committed_at + aftermath
+            });
+            window.hits(node) && begun && !over
+        });
+        if !explained {
+            let text = format!("node {node} was declared {kind:?}, and nothing had happened to it");
+            self.tell("healthy", text, change);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::build::{Build, S};
+    use super::*;
+
+    const OWNER: &dyn Checker = &SingleOwner;
+
+    #[test]
+    fn takeover_handoff_leaving_and_restart_pass() {
+        let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.node(4, 0, None);
+        build.renew(4, 1);
+        build.grant(0, 4, 3);
+        build.fence(4, 1, FencingKind::Replaced, 4);
+        build.commit([Row::NodeGone { incarnation: 1 }]);
+        build.node(7, 0, None);
+        build.fence(3, 1, FencingKind::Left, 3);
+        build.fault("N2", "pause", &[7]);
+        build.tick(3 * S);
+        build.fence(7, 0, FencingKind::Expired, 2);
+        build.commit([Row::Slot {
+            slot: 0,
+            owner: None,
+            epoch: 3,
+        }]);
+        build.passes(OWNER);
+    }
+
+    #[test]
+    fn an_epoch_is_neither_skipped_nor_repeated() {
+        for epoch in [1, 3] {
+            let mut build = Build::mesh();
+            build.grant(0, 2, epoch);
+            build.fails(OWNER, "epoch");
+        }
+        let mut build = Build::mesh();
+        build.commit([Row::Slot {
+            slot: 0,
+            owner: None,
+            epoch: 2,
+        }]);
+        build.fails(OWNER, "epoch");
+    }
+
+    #[test]
+    fn nothing_is_granted_to_strangers_or_the_dead() {
+        let mut build = Build::mesh();
+        build.grant(0, 9, 2);
+        build.fails(OWNER, "owner");
+        let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.grant(0, 1, 3);
+        build.fails(OWNER, "owner");
+    }
+
+    #[test]
+    fn the_dead_stay_dead() {
+        let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.fence(1, 2, FencingKind::Noticed, 2);
+        build.fails(OWNER, "fenced");
+        let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.node(1, 1, None);
+        build.fails(OWNER, "fenced");
+        let mut build = Build::mesh();
+        build.commit([Row::NodeGone { incarnation: 1 }]);
+        build.fails(OWNER, "fenced");
+    }
+
+    #[test]
+    fn numbers_only_rise_and_a_name_lives_once() {
+        let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.commit([Row::NodeGone { incarnation: 1 }]);
+        build.node(1, 0, None);
+        build.fails(OWNER, "number");
+        let mut build = Build::mesh();
+        build.node(4, 0, None);
+        build.fails(OWNER, "number");
+        let mut build = Build::mesh();
+        build.node(2, 0, None);
+        build.fails(OWNER, "number");
+    }
+
+    #[test]
+    fn expired_means_a_lease_without_renewal() {
+        let mut build = Build::mesh();
+        build.fault("N2", "pause", &[2]);
+        build.tick(2 * S);
+        build.fence(2, 1, FencingKind::Expired, 3);
+        build.fails(OWNER, "fenced");
+        // Where the clock stepped back, nobody knows.
+        build.history.changes.last_mut().unwrap().committed_at -= 10_000_000;
+        build.passes(OWNER);
+    }
+
+    #[test]
+    fn nobody_is_declared_dead_by_whom_it_does_not_concern() {
+        for (kind, by) in [
+            (FencingKind::Noticed, 1),
+            (FencingKind::Expired, 1),
+            (FencingKind::Left, 2),
+            (FencingKind::Replaced, 2),
+        ] {
+            let mut build = Build::mesh();
+            build.fault("N1", "kill", &[1]);
+            build.tick(3 * S);
+            build.fence(1, 1, kind, by);
+            build.node(4, 0, None);
+            build.fails(OWNER, "fenced");
+        }
+    }
+
+    #[test]
+    fn replaced_means_that_a_start_follows() {
+        let mut build = Build::mesh();
+        build.fence(1, 1, FencingKind::Replaced, 1);
+        build.fails(OWNER, "fenced");
+    }
+
+    #[test]
+    fn a_healthy_node_is_never_thrown_out() {
+        let mut build = Build::mesh();
+        build.fence(2, 1, FencingKind::Noticed, 3);
+        build.fails(OWNER, "healthy");
+        let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.tick(3 * S);
+        build.fence(2, 1, FencingKind::Expired, 3);
+        build.fails(OWNER, "healthy");
+        let mut build = Build::mesh();
+        build.fault("N20", "pause of Postgres", &[]);
+        build.step(crate::history::Step::Heal { id: "N20".into() });
+        build.tick(12 * S);
+        build.fence(2, 1, FencingKind::Noticed, 3);
+        build.fails(OWNER, "healthy");
+    }
+}
