@@ -198,6 +198,9 @@ impl Client {
                 sent,
                 answered: note::now(),
                 answer,
+                scheduled: ["delay", "run_at"]
+                    .iter()
+                    .any(|name| task.options.contains_key(*name)),
                 expected: task.expected,
             });
             if !again {
