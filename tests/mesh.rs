@@ -32,6 +32,8 @@ mod refused;
 mod restart;
 #[path = "mesh/retry.rs"]
 mod retry;
+#[path = "mesh/silent.rs"]
+mod silent;
 #[path = "mesh/start.rs"]
 mod start;
 #[path = "mesh/unknown_kind.rs"]

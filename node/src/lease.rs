@@ -22,11 +22,10 @@ use std::time::Duration;
 use ringmesh_ring::Incarnation;
 use ringmesh_ring::lease::{PeerWatch, Terms, trusted_until};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
-use crate::store::{Answer, Error, LeaseSession, Me, Peer, Renewal, Store};
+use crate::store::{Answer, Backend, Error, LeaseSession, Me, Peer, Renewal, Store};
 use crate::telemetry::metric;
 use crate::trust::Trust;
 
@@ -117,6 +116,8 @@ pub fn spawn(parts: Parts) -> std::io::Result<thread::JoinHandle<()>> {
 struct Keeper {
     parts: Parts,
     session: Option<LeaseSession>,
+    /// What the session, or the last one, is on the server.
+    backend: Option<Backend>,
     /// The server's history as this life knows it.
     history: Option<String>,
     watch: PeerWatch,
@@ -134,6 +135,7 @@ impl Keeper {
         Keeper {
             parts,
             session: None,
+            backend: None,
             history: None,
             watch,
             locked: false,
@@ -161,7 +163,13 @@ impl Keeper {
             return Ok(Ok(()));
         }
         if self.session.is_none() {
-            self.session = Some(self.bounded(self.parts.store.lease_session()).await?);
+            let mut session = self.parts.store.lease_session().await?;
+            if let Some(former) = self.backend {
+                // Lost here, it may stand on the server for long, and with it the lock.
+                session.end(former).await?;
+            }
+            self.backend = Some(session.backend().await?);
+            self.session = Some(session);
             // What was seen through the old session ended with a gap.
             self.watch.on_gap();
         }
@@ -182,10 +190,10 @@ impl Keeper {
         let (me, terms) = (self.parts.me, self.parts.terms);
         if !self.locked {
             // Not held: the old session is still ending, or a clone of this incarnation lives. Try at the next step.
-            self.locked = bounded(terms.ttl, session.hold_own_lock(me.incarnation)).await? == Answer::Held;
+            self.locked = session.hold_own_lock(me.incarnation).await? == Answer::Held;
         }
         let sent = clock::now();
-        let renewal = bounded(terms.ttl, session.renew(me, terms.ttl)).await?;
+        let renewal = session.renew(me, terms.ttl).await?;
         let history = match renewal {
             Renewal::Fenced => return Ok(Err(self.end(Event::Fenced))),
             Renewal::Renewed { history } => history,
@@ -208,7 +216,7 @@ impl Keeper {
             return Ok(());
         };
         let sent = clock::now();
-        let peers = bounded(self.parts.terms.ttl, session.unfenced_nodes()).await?;
+        let peers = session.unfenced_nodes().await?;
         let counters: Vec<_> = peers
             .iter()
             .filter(|peer| peer.incarnation != self.parts.me.incarnation)
@@ -226,6 +234,7 @@ impl Keeper {
     fn lose_session(&mut self, error: &Error) {
         tracing::warn!(error = error as &dyn std::error::Error, "lost the lease session");
         self.session = None;
+        self.parts.store.doubt_idle();
         self.locked = false;
         self.watch.on_gap();
         // Nothing new starts until the lock is held again; what runs goes on until the window ends.
@@ -242,13 +251,4 @@ impl Keeper {
         // A closed channel means that the life is ending; its token stops this thread.
         self.parts.events.send(event).ok();
     }
-
-    async fn bounded<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        bounded(self.parts.terms.ttl, work).await
-    }
-}
-
-/// An answer that takes a TTL is of no use; a black hole must not hold the thread for ever.
-async fn bounded<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    timeout(limit, work).await.unwrap_or(Err(Error::late()))
 }

@@ -19,7 +19,7 @@ use ringmesh_ring::table::State;
 use ringmesh_ring::{Epoch, Incarnation, Placement, Plan, Row, Settings, Slot, Table};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
@@ -39,9 +39,6 @@ const HANDOFF_CHUNK: usize = 64;
 
 /// Slots whose tasks take longer than this to end do not hold up the next chunk.
 const HANDOFF_PATIENCE: Duration = Duration::from_millis(100);
-
-/// How long an attempt to fence a node may take.
-const FENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long an offer that was declined rests: the two views differ, and gossip needs a moment.
 const OFFER_REST: Duration = Duration::from_millis(200);
@@ -725,10 +722,7 @@ impl Ownership {
             Done::Fenced {
                 node,
                 kind,
-                // A black hole must not keep this node from trying again; the session is the fencer's own, and ends with it.
-                answer: timeout(FENCE_LIMIT, answer)
-                    .await
-                    .unwrap_or_else(|_| Err(Error::late())),
+                answer: answer.await,
             }
         });
     }

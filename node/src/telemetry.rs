@@ -40,6 +40,10 @@ pub mod field {
     pub const ROUTE: &str = "route";
     /// An HTTP status.
     pub const STATUS: &str = "status";
+    /// A pool of connections.
+    pub const POOL: &str = "pool";
+    /// What something is in.
+    pub const STATE: &str = "state";
     /// What a statement does.
     pub const STATEMENT: &str = "statement";
 }
@@ -101,6 +105,10 @@ metrics! {
     PROBE_SECONDS = "ringmesh_claim_seconds", Histogram, "How long a claim takes in Postgres.";
     FINISH_SECONDS = "ringmesh_finish_seconds", Histogram, "How long a batch of finishes takes in Postgres.";
     SUBMIT_SECONDS = "ringmesh_submit_seconds", Histogram, "How long a group of submits takes in Postgres.";
+    POOL_CONNECTIONS = "ringmesh_pool_connections", Gauge,
+        "Connections to Postgres, by pool (main, hot, control) and state (in_use, idle).";
+    SILENCES = "ringmesh_postgres_silences_total", Counter,
+        "Questions to Postgres that had no answer in time; each cost its connection.";
     RENEWAL_SECONDS = "ringmesh_renewal_seconds", Histogram, "How long a renewal of the lease takes.";
 }
 

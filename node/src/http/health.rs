@@ -38,6 +38,7 @@ pub(super) async fn ready(State(context): State<Context>, _: NoQuery) -> Result<
 }
 
 pub(super) async fn metrics(State(context): State<Context>, _: NoQuery) -> impl IntoResponse {
+    context.store.report_connections();
     (
         [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
         (context.metrics)(),

@@ -141,7 +141,7 @@ impl Store {
     /// # Errors
     /// Nothing was changed.
     pub(crate) async fn checkpoint(&self) -> Result<(), Error> {
-        match sqlx::query("checkpoint").execute(&self.pool).await {
+        match sqlx::query("checkpoint").execute(&self.patient()).await {
             Ok(_) => Ok(()),
             Err(error) => match error.into() {
                 Error::Refused(_) => Ok(()),
@@ -155,17 +155,17 @@ impl Store {
     /// # Errors
     /// All of the rows or none. `Unknown`: the answer to the commit was lost.
     pub(crate) async fn backlog(&self, rows: &[Row]) -> Result<Backlog, Error> {
-        let mut transaction = self.pool.begin().await?;
+        let mut session = self.patient().begin().await?;
         let mut first_id = i64::MAX;
         for chunk in rows.chunks(CHUNK) {
             let chunk: Vec<&Row> = chunk.iter().collect();
-            let ids = insert(&mut transaction, &chunk).await?;
+            let ids = insert(&mut session, &chunk).await?;
             first_id = ids.into_iter().fold(first_id, i64::min);
         }
         let row = sqlx::query_file!("src/store/sql/bench_now.sql")
-            .fetch_one(&mut *transaction)
+            .fetch_one(&mut session)
             .await?;
-        transaction.commit().await?;
+        session.commit().await?;
         Ok(Backlog {
             first_id,
             committed_at: row.now,
@@ -178,7 +178,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn now(&self) -> Result<DateTime<Utc>, Error> {
         Ok(sqlx::query_file_scalar!("src/store/sql/bench_now.sql")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?)
     }
 
@@ -188,7 +188,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn has_open(&self) -> Result<bool, Error> {
         Ok(sqlx::query_file_scalar!("src/store/sql/bench_open.sql")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?)
     }
 
@@ -198,7 +198,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn archived_bytes(&self) -> Result<i64, Error> {
         Ok(sqlx::query_file_scalar!("src/store/sql/bench_archived_bytes.sql")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?)
     }
 
@@ -208,7 +208,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn drained(&self, first_id: i64) -> Result<Drained, Error> {
         let row = sqlx::query_file!("src/store/sql/bench_drained.sql", first_id)
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?;
         Ok(Drained {
             count: usize::try_from(row.count).unwrap_or(0),
@@ -224,7 +224,7 @@ impl Store {
     pub(crate) async fn start_delays(&self, first_id: i64) -> Result<Vec<f64>, Error> {
         Ok(
             sqlx::query_file_scalar!("src/store/sql/bench_starts.sql", first_id)
-                .fetch_all(&self.pool)
+                .fetch_all(&self.patient())
                 .await?,
         )
     }
@@ -235,7 +235,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn last_id(&self) -> Result<i64, Error> {
         Ok(sqlx::query_file_scalar!("src/store/sql/bench_last_id.sql")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?)
     }
 
@@ -245,7 +245,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn owned_by(&self, name: &str) -> Result<Option<Owned>, Error> {
         let rows = sqlx::query_file!("src/store/sql/bench_owned.sql", name)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.patient())
             .await?;
         let Some(first) = rows.first() else {
             return Ok(None);
@@ -265,7 +265,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn epochs_of_others(&self, owner: Incarnation) -> Result<BTreeMap<Slot, Epoch>, Error> {
         let rows = sqlx::query_file!("src/store/sql/bench_others.sql", owner.0)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.patient())
             .await?;
         Ok(rows
             .iter()
@@ -279,7 +279,7 @@ impl Store {
     /// Nothing was to change.
     pub(crate) async fn claimed_again(&self) -> Result<(usize, usize), Error> {
         let row = sqlx::query_file!("src/store/sql/bench_claimed_again.sql")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?;
         let count = |count: i64| usize::try_from(count).unwrap_or(0);
         Ok((count(row.claimed_again), count(row.failed)))
@@ -295,7 +295,7 @@ impl Store {
         slots: &[Slot],
     ) -> Result<(DateTime<Utc>, Vec<Slot>), Error> {
         let row = sqlx::query_file!("src/store/sql/bench_orphaned.sql", &numbers(slots), owner.0)
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?;
         Ok((row.at, row.slots.into_iter().filter_map(slot).collect()))
     }
@@ -310,7 +310,7 @@ impl Store {
         let until: Vec<DateTime<Utc>> = orphans.iter().map(|orphan| orphan.until).collect();
         Ok(
             sqlx::query_file_scalar!("src/store/sql/bench_gaps.sql", killed_at, &slots, &epochs, &until)
-                .fetch_all(&self.pool)
+                .fetch_all(&self.patient())
                 .await?,
         )
     }
@@ -327,7 +327,7 @@ impl Store {
     ) -> Result<Option<f64>, Error> {
         Ok(
             sqlx::query_file_scalar!("src/store/sql/bench_other_gap.sql", from, to, &numbers(outside))
-                .fetch_one(&self.pool)
+                .fetch_one(&self.patient())
                 .await?,
         )
     }
@@ -340,7 +340,7 @@ impl Store {
         let slots: Vec<i32> = tasks.iter().map(|task| task.slot.into()).collect();
         let ids: Vec<i64> = tasks.iter().map(|task| task.number).collect();
         let count = sqlx::query_file_scalar!("src/store/sql/bench_ended.sql", &slots, &ids)
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?;
         Ok(usize::try_from(count).unwrap_or(0))
     }

@@ -5,12 +5,11 @@
 
 use std::time::Duration;
 
-use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
-use sqlx::{Connection, PgConnection};
-
+use super::session::Session;
 use super::slots::{columns, slot};
 use super::{Error, Me, Store};
 use crate::task::{Claimed, TaskId};
+use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
 
 /// A claim of a task: what its owner's writes about it are fenced by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -334,8 +333,7 @@ impl Store {
     /// # Errors
     /// `Unknown`: some may have ended; trying again does no harm, and [`Store::read_back`] tells.
     pub async fn finish(&self, me: Me, rows: &[Finish]) -> Result<Vec<TaskId>, Error> {
-        let mut connection = self.hot.acquire().await?;
-        finish_on(&mut connection, me, rows).await
+        finish_on(&mut self.hot.acquire().await?, me, rows).await
     }
 
     /// Lets tasks wait for their next run and holds their keys for them; a key at most once. Answers with those that do.
@@ -611,19 +609,18 @@ impl Store {
     /// # Errors
     /// Nothing was to change.
     pub async fn settle(&self, me: Me, slots: &[(Slot, Epoch, i64)]) -> Result<Vec<Token>, Error> {
-        let mut connection = self.pool.acquire().await?;
-        let mut transaction = connection.begin().await?;
+        let mut session = self.pool.begin().await?;
         let numbers: Vec<i32> = slots.iter().map(|(slot, _, _)| i32::from(*slot)).collect();
         let epochs: Vec<i64> = slots.iter().map(|(_, epoch, _)| epoch.0).collect();
         let starts: Vec<i64> = slots.iter().map(|(_, _, start)| *start).collect();
         sqlx::query_file!("src/store/sql/lock_slots.sql", me.incarnation.0, &numbers)
-            .fetch_all(&mut *transaction)
+            .fetch_all(&mut session)
             .await?;
         // A statement of its own, so that its snapshot is younger than the locks.
         let rows = sqlx::query_file!("src/store/sql/claimed.sql", &numbers, &epochs, &starts)
-            .fetch_all(&mut *transaction)
+            .fetch_all(&mut session)
             .await?;
-        transaction.commit().await?;
+        session.commit().await?;
         Ok(rows
             .into_iter()
             .filter_map(|row| {
@@ -677,11 +674,7 @@ impl Store {
 }
 
 /// Ends tasks on a given connection: a pooled one, or that of the task's own transaction.
-pub(super) async fn finish_on(
-    connection: &mut PgConnection,
-    me: Me,
-    rows: &[Finish],
-) -> Result<Vec<TaskId>, Error> {
+pub(super) async fn finish_on(session: &mut Session, me: Me, rows: &[Finish]) -> Result<Vec<TaskId>, Error> {
     let t: Tokens = rows.iter().map(|row| &row.token).collect();
     let states: Vec<String> = rows
         .iter()
@@ -710,7 +703,7 @@ pub(super) async fn finish_on(
         &failed,
         &heads
     )
-    .fetch_all(connection)
+    .fetch_all(session)
     .await?;
     ids!(rows)
 }

@@ -390,7 +390,7 @@ async fn the_horizon_waits_for_every_transaction_that_holds_a_number() {
     let db = Database::new().await;
     let mut open = db.store.pool.begin().await.unwrap();
     sqlx::query("select ringmesh.enqueue('noop', 'k', '1')")
-        .execute(&mut *open)
+        .execute(&mut open)
         .await
         .unwrap();
     let after = db.submit("noop", "k", "1").await;

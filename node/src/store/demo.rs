@@ -194,13 +194,13 @@ impl Store {
         register: &[(String, Aircraft)],
         keys: &[&str],
     ) -> Result<(), Error> {
-        let mut transaction = self.pool.begin().await?;
+        let mut session = self.patient().begin().await?;
         sqlx::raw_sql(include_str!("sql/demo_create.sql"))
-            .execute(&mut *transaction)
+            .execute(&mut session)
             .await?;
         sqlx::query(include_str!("sql/demo_fill_run.sql"))
             .bind(run)
-            .execute(&mut *transaction)
+            .execute(&mut session)
             .await?;
         let column = |of: fn(&Aircraft) -> Option<String>| -> Vec<Option<String>> {
             register.iter().map(|(_, aircraft)| of(aircraft)).collect()
@@ -214,14 +214,14 @@ impl Store {
             .bind(column(|aircraft| aircraft.manufacturer.clone()))
             .bind(column(|aircraft| aircraft.model.clone()))
             .bind(seats)
-            .execute(&mut *transaction)
+            .execute(&mut session)
             .await?;
         sqlx::query(include_str!("sql/demo_fill_logbook.sql"))
             .bind(keys)
             .bind(START.as_slice())
-            .execute(&mut *transaction)
+            .execute(&mut session)
             .await?;
-        transaction.commit().await?;
+        session.commit().await?;
         Ok(())
     }
 
@@ -229,7 +229,7 @@ impl Store {
     pub(crate) async fn demo_slots(&self) -> Result<Slots, Error> {
         let (at, owners, epochs): (DateTime<Utc>, Vec<i64>, Vec<i64>) =
             sqlx::query_as(include_str!("sql/demo_slots.sql"))
-                .fetch_one(&self.pool)
+                .fetch_one(&self.patient())
                 .await?;
         let rows = Slot::all().zip(owners.into_iter().zip(epochs));
         let rows = rows.map(|(slot, (owner, epoch))| Row {
@@ -246,40 +246,40 @@ impl Store {
     /// The latest incarnation of each name.
     pub(crate) async fn demo_nodes(&self) -> Result<Vec<NodeRow>, Error> {
         Ok(sqlx::query_as(include_str!("sql/demo_nodes.sql"))
-            .fetch_all(&self.pool)
+            .fetch_all(&self.patient())
             .await?)
     }
 
     /// How many flights each node has written.
     pub(crate) async fn demo_counts(&self) -> Result<Vec<(String, i64)>, Error> {
         Ok(sqlx::query_as(include_str!("sql/demo_counts.sql"))
-            .fetch_all(&self.pool)
+            .fetch_all(&self.patient())
             .await?)
     }
 
     /// The database's clock.
     pub(crate) async fn demo_now(&self) -> Result<DateTime<Utc>, Error> {
         Ok(sqlx::query_scalar(include_str!("sql/demo_now.sql"))
-            .fetch_one(&self.pool)
+            .fetch_one(&self.patient())
             .await?)
     }
 
     /// How many tasks of a run have not ended.
     pub(crate) async fn demo_open(&self, run: &str) -> Result<i64, Error> {
         let open = sqlx::query_scalar(include_str!("sql/demo_open.sql")).bind(run);
-        Ok(open.fetch_one(&self.pool).await?)
+        Ok(open.fetch_one(&self.patient()).await?)
     }
 
     /// A few tasks of a run that have not ended, or not well.
     pub(crate) async fn demo_stuck(&self, run: &str) -> Result<Vec<Stuck>, Error> {
         let stuck = sqlx::query_as(include_str!("sql/demo_stuck.sql")).bind(run);
-        Ok(stuck.fetch_all(&self.pool).await?)
+        Ok(stuck.fetch_all(&self.patient()).await?)
     }
 
     /// All effects.
     pub(crate) async fn demo_entries(&self) -> Result<Vec<Entry>, Error> {
         Ok(sqlx::query_as(include_str!("sql/demo_entries.sql"))
-            .fetch_all(&self.pool)
+            .fetch_all(&self.patient())
             .await?)
     }
 
@@ -292,7 +292,7 @@ impl Store {
             logbook: LogbookRow,
         }
         let rows: Vec<Keyed> = sqlx::query_as(include_str!("sql/demo_logbooks.sql"))
-            .fetch_all(&self.pool)
+            .fetch_all(&self.patient())
             .await?;
         rows.into_iter()
             .map(|row| Ok((row.tailnum, row.logbook.try_into()?)))
@@ -308,7 +308,7 @@ impl Store {
             .bind(slots)
             .bind(epochs)
             .bind(until);
-        Ok(pauses.fetch_all(&self.pool).await?)
+        Ok(pauses.fetch_all(&self.patient()).await?)
     }
 }
 

@@ -60,26 +60,27 @@ async fn an_effect_is_written_only_onto_the_state_that_it_was_computed_from() {
         store.demo_create(run, &register, &["N1", "N2"]).await.unwrap();
     }
 
-    let mut connection = store.pool.acquire().await.unwrap();
-    assert!(load(&mut connection, "N3").await.unwrap().is_none());
-    let loaded = load(&mut connection, "N2").await.unwrap().unwrap();
+    let mut session = store.pool.acquire().await.unwrap();
+    let connection = session.connection();
+    assert!(load(connection, "N3").await.unwrap().is_none());
+    let loaded = load(connection, "N2").await.unwrap().unwrap();
     assert_eq!(
         (loaded.run.as_str(), loaded.aircraft),
         ("second", Aircraft::default())
     );
-    let loaded = load(&mut connection, "N1").await.unwrap().unwrap();
+    let loaded = load(connection, "N1").await.unwrap().unwrap();
     assert_eq!((&loaded.logbook, &loaded.aircraft), (&Logbook::default(), &plane));
 
     let mut after = loaded.logbook.clone();
     after.add(&flight(2));
-    let written = write(&mut connection, "N1", &loaded.logbook, &after, author(2)).await;
+    let written = write(connection, "N1", &loaded.logbook, &after, author(2)).await;
     assert!(written.unwrap());
     // A node whose memory has not seen that write.
     let mut other = loaded.logbook.clone();
     other.add(&flight(3));
-    let written = write(&mut connection, "N1", &loaded.logbook, &other, author(3)).await;
+    let written = write(connection, "N1", &loaded.logbook, &other, author(3)).await;
     assert!(!written.unwrap());
-    assert_eq!(load(&mut connection, "N1").await.unwrap().unwrap().logbook, after);
+    assert_eq!(load(connection, "N1").await.unwrap().unwrap().logbook, after);
     let lines: Vec<i64> = store
         .demo_entries()
         .await
@@ -93,7 +94,7 @@ async fn an_effect_is_written_only_onto_the_state_that_it_was_computed_from() {
     // Nothing hides a flight that is written twice.
     let mut twice = after.clone();
     twice.add(&flight(2));
-    let written = write(&mut connection, "N1", &after, &twice, author(2)).await;
+    let written = write(connection, "N1", &after, &twice, author(2)).await;
     assert!(written.unwrap());
     assert_eq!(store.demo_entries().await.unwrap().len(), 2);
     let logbooks = store.demo_logbooks().await.unwrap();

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use ringmesh_ring::Incarnation;
-use sqlx::{Connection, PgConnection};
+use sqlx::Executor;
+use sqlx::Postgres;
+use tokio::time::timeout;
 
+use super::session::{Backend, Session};
 use super::{Error, Me, Store};
 
 /// An unfenced node, by Postgres.
@@ -99,14 +102,16 @@ pub enum Answer {
 /// How long a fencer waits for the node's row before it ends the sessions that hold it.
 const FENCE_PATIENCE: Duration = Duration::from_millis(200);
 
+/// How long an attempt to fence a node may take; whoever wants it fenced tries again.
+const FENCE_WITHIN: Duration = Duration::from_secs(10);
+
 impl Store {
     /// All unfenced nodes, by incarnation.
     ///
     /// # Errors
     /// Nothing is written.
     pub async fn unfenced_nodes(&self) -> Result<Vec<Peer>, Error> {
-        let mut connection = self.control.acquire().await?;
-        unfenced_nodes(&mut connection).await
+        unfenced_nodes(&self.control).await
     }
 
     /// The unfenced node of a name: incarnation, boot, HTTP address, renewals.
@@ -161,28 +166,39 @@ impl Store {
         kind: FenceKind,
         by: Incarnation,
     ) -> Result<Fencing, Error> {
+        timeout(FENCE_WITHIN, self.try_fence(node, seen, kind, by))
+            .await
+            .unwrap_or_else(|_| Err(Error::late()))
+    }
+
+    async fn try_fence(
+        &self,
+        node: Incarnation,
+        seen: Option<i64>,
+        kind: FenceKind,
+        by: Incarnation,
+    ) -> Result<Fencing, Error> {
         if let Some(renewals) = seen {
             // Refuses new writers, so that a stream of them cannot hold off the lock below.
             sqlx::query_file!("src/store/sql/cut_short.sql", node.0, renewals)
                 .execute(&self.control)
                 .await?;
         }
-        let mut connection = PgConnection::connect_with(&self.direct).await?;
-        let backend = sqlx::query_scalar::<_, i32>("select pg_backend_pid()")
-            .fetch_one(&mut connection)
+        let mut session = self.session(FENCE_WITHIN).await?;
+        session
+            .begin_with("begin; set local statement_timeout = '5s'")
             .await?;
-        let result = {
-            let work = fence_on(&mut connection, node, seen, kind, by);
-            tokio::pin!(work);
-            loop {
-                tokio::select! {
-                    result = &mut work => break result,
-                    () = tokio::time::sleep(FENCE_PATIENCE) => self.end_blockers(backend, node, seen).await?,
-                }
+        let backend = sqlx::query_scalar::<_, i32>("select pg_backend_pid()")
+            .fetch_one(&mut session)
+            .await?;
+        let work = fence_on(&mut session, node, seen, kind, by);
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                result = &mut work => return result,
+                () = tokio::time::sleep(FENCE_PATIENCE) => self.end_blockers(backend, node, seen).await?,
             }
-        };
-        connection.close().await.ok();
-        result
+        }
     }
 
     pub(super) async fn end_blockers(
@@ -206,39 +222,35 @@ impl Store {
     /// Nothing is written.
     pub async fn lease_session(&self) -> Result<LeaseSession, Error> {
         Ok(LeaseSession {
-            connection: PgConnection::connect_with(&self.direct).await?,
+            session: self.session(self.ttl).await?,
         })
     }
 }
 
 async fn fence_on(
-    connection: &mut PgConnection,
+    session: &mut Session,
     node: Incarnation,
     seen: Option<i64>,
     kind: FenceKind,
     by: Incarnation,
 ) -> Result<Fencing, Error> {
-    let mut tx = connection.begin().await?;
-    sqlx::query("set local statement_timeout = '5s'")
-        .execute(&mut *tx)
-        .await?;
     let locked = sqlx::query_file!("src/store/sql/lock_node.sql", node.0, seen)
-        .fetch_optional(&mut *tx)
+        .fetch_optional(&mut *session)
         .await?;
     if locked.is_none() {
-        tx.rollback().await?;
+        session.rollback().await?;
         return Ok(Fencing::Nothing);
     }
     sqlx::query_file!("src/store/sql/set_fenced.sql", node.0, kind.as_str(), by.0)
-        .execute(&mut *tx)
+        .execute(&mut *session)
         .await?;
-    tx.commit().await.map_err(Error::Unknown)?;
+    session.commit().await.map_err(Error::Unknown)?;
     Ok(Fencing::Fenced)
 }
 
-async fn unfenced_nodes(connection: &mut PgConnection) -> Result<Vec<Peer>, Error> {
+async fn unfenced_nodes<'c>(postgres: impl Executor<'c, Database = Postgres>) -> Result<Vec<Peer>, Error> {
     let rows = sqlx::query_file!("src/store/sql/unfenced_nodes.sql")
-        .fetch_all(connection)
+        .fetch_all(postgres)
         .await?;
     Ok(rows
         .into_iter()
@@ -255,10 +267,11 @@ async fn unfenced_nodes(connection: &mut PgConnection) -> Result<Vec<Peer>, Erro
         .collect())
 }
 
-/// A session of its own, outside every pool: neither a full pool nor a busy runtime starves it.
+/// A session of its own, outside every pool: neither a full pool nor a busy runtime starves it. An answer that takes a TTL is
+/// of no use, so none is waited for longer.
 #[derive(Debug)]
 pub struct LeaseSession {
-    connection: PgConnection,
+    session: Session,
 }
 
 impl LeaseSession {
@@ -268,7 +281,7 @@ impl LeaseSession {
     /// `Unknown`: it may be renewed. The session should be opened anew.
     pub async fn renew(&mut self, me: Me, ttl: Duration) -> Result<Renewal, Error> {
         let row = sqlx::query_file!("src/store/sql/renew.sql", me.incarnation.0, me.boot, millis(ttl))
-            .fetch_optional(&mut self.connection)
+            .fetch_optional(&mut self.session)
             .await?;
         Ok(row.map_or(Renewal::Fenced, |row| Renewal::Renewed { history: row.history }))
     }
@@ -278,7 +291,29 @@ impl LeaseSession {
     /// # Errors
     /// Nothing is written.
     pub async fn unfenced_nodes(&mut self) -> Result<Vec<Peer>, Error> {
-        unfenced_nodes(&mut self.connection).await
+        unfenced_nodes(&mut self.session).await
+    }
+
+    /// What this session is on the server.
+    ///
+    /// # Errors
+    /// Nothing is written.
+    pub(crate) async fn backend(&mut self) -> Result<Backend, Error> {
+        let row = sqlx::query_file!("src/store/sql/own_backend.sql")
+            .fetch_one(&mut self.session)
+            .await?;
+        Ok(Backend {
+            pid: row.pid,
+            started: row.started,
+        })
+    }
+
+    /// Ends a former session of this node, if the server does not know yet that it is over.
+    ///
+    /// # Errors
+    /// It may have ended.
+    pub(crate) async fn end(&mut self, former: Backend) -> Result<(), Error> {
+        Ok(former.end(&mut self.session).await?)
     }
 
     /// Takes the node's own lock for as long as the session lives. Its peers wait for it; that it becomes free tells them
@@ -291,7 +326,7 @@ impl LeaseSession {
         let held = sqlx::query_scalar::<_, bool>("select pg_try_advisory_lock($1, $2)")
             .bind(LOCK_CLASS)
             .bind(lock_number(me))
-            .fetch_one(&mut self.connection)
+            .fetch_one(&mut self.session)
             .await?;
         Ok(if held { Answer::Held } else { Answer::Free })
     }
@@ -304,7 +339,7 @@ impl LeaseSession {
         let free = sqlx::query_scalar::<_, bool>("select pg_try_advisory_lock_shared($1, $2)")
             .bind(LOCK_CLASS)
             .bind(lock_number(peer))
-            .fetch_one(&mut self.connection)
+            .fetch_one(&mut self.session)
             .await?;
         if free {
             self.release(peer).await?;
@@ -320,7 +355,7 @@ impl LeaseSession {
         let ended = sqlx::query_scalar::<_, bool>("select ringmesh.session_ended($1, $2)")
             .bind(LOCK_CLASS)
             .bind(lock_number(peer))
-            .fetch_one(&mut self.connection)
+            .fetch_one(&mut self.session)
             .await?;
         Ok(if ended { Answer::Free } else { Answer::Held })
     }
@@ -329,7 +364,7 @@ impl LeaseSession {
         sqlx::query("select pg_advisory_unlock_shared($1, $2)")
             .bind(LOCK_CLASS)
             .bind(lock_number(peer))
-            .execute(&mut self.connection)
+            .execute(&mut self.session)
             .await?;
         Ok(())
     }

@@ -1,8 +1,14 @@
 //! Migrations: forward only, by all nodes at once on an empty database, safely.
 
+use std::time::Duration;
+
 use sqlx::{Connection, PgConnection};
+use tokio::time::timeout;
 
 use super::{Error, Store};
+
+/// How long all migrations may take, the wait for another node that is at it included.
+const MIGRATE_WITHIN: Duration = Duration::from_secs(120);
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations");
 
@@ -45,15 +51,10 @@ impl Store {
     /// # Errors
     /// On each of them nothing was changed.
     pub async fn migrate(&self) -> Result<usize, MigrateError> {
-        let mut connection = PgConnection::connect_with(&self.direct)
+        let mut session = self.session(super::ANSWER_WITHIN).await?;
+        timeout(MIGRATE_WITHIN, migrate_on(session.connection()))
             .await
-            .map_err(|e| MigrateError::Store(e.into()))?;
-        let applied = migrate_on(&mut connection).await?;
-        connection
-            .close()
-            .await
-            .map_err(|e| MigrateError::Store(e.into()))?;
-        Ok(applied)
+            .unwrap_or_else(|_| Err(Error::late().into()))
     }
 }
 

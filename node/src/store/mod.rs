@@ -12,6 +12,7 @@ mod migrate;
 mod races_tests;
 mod read;
 mod retention;
+mod session;
 mod slots;
 pub(crate) mod submit;
 #[cfg(test)]
@@ -24,12 +25,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringmesh_ring::Incarnation;
+use session::{Pool, Session, Silence};
 use sqlx::ConnectOptions as _;
-use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgConnectOptions;
 use tokio::sync::Semaphore;
 
 pub use read::{Held, KeyStatus};
+
+use crate::telemetry::{field, metric};
 
 /// What became of a statement that gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -95,21 +98,29 @@ pub struct Me {
 #[derive(Debug, Clone)]
 pub struct Store {
     /// For everything that may take its own plan: submits, reads, upkeep, handlers' transactions.
-    pub(crate) pool: PgPool,
+    pub(crate) pool: Pool,
     /// For ownership: reads of slots, grants, transfers, fences. Of its own, so that no load of tasks delays a takeover.
-    pub(crate) control: PgPool,
+    pub(crate) control: Pool,
     /// For claim, finish and their like: sessions that only ever take index plans, since the tables they were planned on
     /// may have been empty then.
-    pub(crate) hot: PgPool,
+    pub(crate) hot: Pool,
     /// How many of `pool` may be in handlers' hands at a time. They may keep them for long: ownership, submits and reads must
     /// still find one. Who waits here waits without failing, until its run's timeout.
     pub(crate) in_handlers: Arc<Semaphore>,
     /// For sessions of their own: the lease, the death notice, migrations, fencing.
-    pub(crate) direct: PgConnectOptions,
+    direct: PgConnectOptions,
+    ttl: Duration,
+    silence: Arc<Silence>,
 }
 
 /// Ownership has few statements under way at a time.
 const CONTROL_CONNECTIONS: u32 = 3;
+
+/// How long the pools wait for an answer: nobody has use for a later one, and a silent network must not keep a connection.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long the sessions of tools may take for one statement; longer than their `statement_timeout`.
+const PATIENT: Duration = Duration::from_secs(35);
 
 /// Connections that handlers' transactions leave to others.
 const KEPT_FROM_HANDLERS: u32 = 4;
@@ -158,29 +169,71 @@ impl Store {
             ("jit", "off"),
             ("plan_cache_mode", "force_generic_plan"),
         ]);
-        let pool = |size: u32| {
-            PgPoolOptions::new()
-                .max_connections(size)
-                .acquire_timeout(Duration::from_secs(2))
-                .test_before_acquire(false)
-                .max_lifetime(Duration::from_secs(1800))
-        };
+        let silence = Arc::new(Silence::default());
         Ok(Store {
-            pool: pool(options.connections).connect_lazy_with(connect.clone()),
-            control: pool(CONTROL_CONNECTIONS).connect_lazy_with(connect.clone()),
-            hot: pool(options.hot_connections).connect_lazy_with(hot),
+            pool: Pool::new(options.connections, connect.clone(), ANSWER_WITHIN, &silence),
+            control: Pool::new(CONTROL_CONNECTIONS, quick(&connect), ANSWER_WITHIN, &silence),
+            hot: Pool::new(options.hot_connections, quick(&hot), ANSWER_WITHIN, &silence),
             in_handlers: Arc::new(Semaphore::new(
                 options.connections.saturating_sub(KEPT_FROM_HANDLERS).max(1) as usize,
             )),
             // Waiting for a peer's lock is slow by design.
             direct: connect.disable_statement_logging(),
+            ttl: options.ttl,
+            silence,
         })
     }
+
+    /// A session outside the pools, each of whose questions may take as long as `limit`; its start as well.
+    async fn session(&self, limit: Duration) -> Result<Session, Error> {
+        Ok(Session::connect(&self.direct, limit, &self.silence).await?)
+    }
+
+    /// For tools, which read much.
+    fn patient(&self) -> Pool {
+        self.pool.within(PATIENT)
+    }
+
+    /// What lies idle in the pools is not believed any more: the network is silent, as some other session saw.
+    pub(crate) fn doubt_idle(&self) {
+        self.silence.noticed();
+    }
+
+    /// Sets the metrics of the pools.
+    pub(crate) fn report_connections(&self) {
+        for (name, pool) in [
+            ("main", &self.pool),
+            ("hot", &self.hot),
+            ("control", &self.control),
+        ] {
+            let (in_use, idle) = pool.connections();
+            for (state, number) in [("in_use", in_use), ("idle", idle)] {
+                metrics::gauge!(metric::POOL_CONNECTIONS, field::POOL => name, field::STATE => state)
+                    .set(number as f64);
+            }
+        }
+    }
+}
+
+/// Nobody waits longer for these statements: the server ends them before they are given up here.
+fn quick(options: &PgConnectOptions) -> PgConnectOptions {
+    options.clone().options([("statement_timeout", "9s")])
+}
+
+/// Runs to its end, also if nobody waits for it any more: a statement that is dropped half-way costs its connection, and
+/// clients that come and go are many.
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    tokio::spawn(work)
+        .await
+        .unwrap_or_else(|ended| Err(Error::Unknown(sqlx::Error::Io(std::io::Error::other(ended)))))
 }
 
 pub use claims::{ClaimAnswer, Finish, Holds, Horizon, Probe, Probed, ReadBack, Retry, Token};
 pub use lease::{Answer, FenceKind, Fencing, LeaseSession, Peer, Registration, Renewal};
 pub use migrate::{MigrateError, known as known_migration};
+pub(crate) use session::Backend;
 pub use slots::MeshSettings;
 pub(crate) use transaction::TransactionCell;
 pub use transaction::{Commit, Transaction, TransactionError};

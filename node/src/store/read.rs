@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
 use serde_json::value::RawValue;
 
-use super::{Error, Store};
+use super::{Error, Store, to_its_end};
 use crate::task::{State, TaskId, View};
 
 /// Where a key stands.
@@ -102,10 +102,14 @@ impl Store {
     /// As [`Store::tasks`].
     pub async fn key_status(&self, key: &Key) -> Result<KeyStatus, Error> {
         let slot = Slot::of(key);
-        let row = sqlx::query_file!("src/store/sql/key_status.sql", i32::from(slot), key.as_str())
-            .fetch_one(&self.pool)
-            .await
-            .map_err(lost_read)?;
+        let (pool, text) = (self.pool.clone(), key.as_str().to_owned());
+        let row = to_its_end(async move {
+            sqlx::query_file!("src/store/sql/key_status.sql", i32::from(slot), text)
+                .fetch_one(&pool)
+                .await
+                .map_err(lost_read)
+        })
+        .await?;
         Ok(KeyStatus {
             slot,
             epoch: Epoch(row.epoch),
@@ -130,11 +134,15 @@ impl Store {
     /// # Errors
     /// As [`Store::tasks`], and `Unknown` if the answer was lost: then a read tells.
     pub async fn cancel(&self, id: TaskId) -> Result<bool, Error> {
-        let mut connection = self.pool.acquire().await.map_err(Error::Unavailable)?;
-        let rows = sqlx::query_file!("src/store/sql/cancel.sql", i32::from(id.slot), id.number)
-            .fetch_all(&mut *connection)
-            .await?;
-        Ok(!rows.is_empty())
+        let pool = self.pool.clone();
+        to_its_end(async move {
+            let mut session = pool.acquire().await.map_err(Error::Unavailable)?;
+            let rows = sqlx::query_file!("src/store/sql/cancel.sql", i32::from(id.slot), id.number)
+                .fetch_all(&mut session)
+                .await?;
+            Ok(!rows.is_empty())
+        })
+        .await
     }
 
     /// About how many tasks are open, as the statistics know it. Scans nothing.
@@ -142,10 +150,14 @@ impl Store {
     /// # Errors
     /// As [`Store::tasks`].
     pub async fn open_tasks(&self) -> Result<i64, Error> {
-        let row = sqlx::query_file!("src/store/sql/counts.sql")
-            .fetch_one(&self.pool)
-            .await
-            .map_err(lost_read)?;
+        let pool = self.pool.clone();
+        let row = to_its_end(async move {
+            sqlx::query_file!("src/store/sql/counts.sql")
+                .fetch_one(&pool)
+                .await
+                .map_err(lost_read)
+        })
+        .await?;
         Ok(row.open)
     }
 }

@@ -5,9 +5,8 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection};
-
-use super::{Error, Store};
+use super::session::Session;
+use super::{Error, PATIENT, Store};
 
 /// For how many days ahead there are partitions.
 const DAYS_AHEAD: i32 = 7;
@@ -19,10 +18,7 @@ impl Store {
     /// # Errors
     /// What was done stays done.
     pub async fn keep_days(&self, retention: Duration) -> Result<usize, Error> {
-        let mut connection = PgConnection::connect_with(&self.direct).await?;
-        let dropped = keep_days(&mut connection, retention).await;
-        connection.close().await.ok();
-        dropped
+        keep_days(&mut self.session(PATIENT).await?, retention).await
     }
 
     /// How often nodes of this name started lately without leaving by themselves.
@@ -36,20 +32,20 @@ impl Store {
     }
 }
 
-async fn keep_days(connection: &mut PgConnection, retention: Duration) -> Result<usize, Error> {
+async fn keep_days(session: &mut Session, retention: Duration) -> Result<usize, Error> {
     sqlx::query("set lock_timeout = '500ms'")
-        .execute(&mut *connection)
+        .execute(&mut *session)
         .await?;
     sqlx::query("select ringmesh.create_days($1)")
         .bind(DAYS_AHEAD)
-        .execute(&mut *connection)
+        .execute(&mut *session)
         .await?;
     sqlx::query_file!("src/store/sql/forget_nodes.sql")
-        .execute(&mut *connection)
+        .execute(&mut *session)
         .await?;
     let retention = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX / 2);
     let days = sqlx::query_file!("src/store/sql/old_days.sql", retention)
-        .fetch_all(&mut *connection)
+        .fetch_all(&mut *session)
         .await?;
     let mut dropped = 0;
     for day in days {
@@ -64,11 +60,11 @@ async fn keep_days(connection: &mut PgConnection, retention: Duration) -> Result
         let done = async {
             if day.attached {
                 sqlx::query(sqlx::AssertSqlSafe(detach))
-                    .execute(&mut *connection)
+                    .execute(&mut *session)
                     .await?;
             }
             sqlx::query(sqlx::AssertSqlSafe(drop))
-                .execute(&mut *connection)
+                .execute(&mut *session)
                 .await
         };
         match done.await {

@@ -2,8 +2,8 @@
 
 use chrono::{DateTime, Utc};
 use ringmesh_ring::Slot;
-use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 
+use super::session::{Pool, Session};
 use super::{Error, Store};
 use crate::task::Submit;
 
@@ -41,8 +41,8 @@ impl Store {
     /// # Errors
     /// All of the rows or none. `Unknown`: the answer to the commit was lost.
     pub(crate) async fn insert(&self, rows: &[&Row]) -> Result<Vec<i64>, Error> {
-        let mut connection = self.pool.acquire().await.map_err(Error::Unavailable)?;
-        insert(&mut connection, rows).await
+        let mut session = self.pool.acquire().await.map_err(Error::Unavailable)?;
+        insert(&mut session, rows).await
     }
 
     /// Inserts rows that all carry idempotency keys, each key once. Waits for other transactions with the same keys for
@@ -51,11 +51,11 @@ impl Store {
     /// # Errors
     /// Nothing is written, unless `Unknown`. `Unavailable` also if the patience ended: see [`waited_in_vain`].
     pub(crate) async fn insert_keyed(&self, rows: &[&Row], patience: Patience) -> Result<Vec<Placed>, Error> {
-        let mut transaction = begin(&self.pool, patience).await?;
-        let placed = insert_keyed(&mut transaction, rows, false)
+        let mut session = begin(&self.pool, patience).await?;
+        let placed = insert_keyed(&mut session, rows, false)
             .await
             .map_err(before_commit)?;
-        transaction.commit().await?;
+        session.commit().await?;
         Ok(placed)
     }
 
@@ -65,17 +65,17 @@ impl Store {
     /// # Errors
     /// Nothing is written, unless `Unknown`.
     pub(crate) async fn insert_all(&self, rows: &[&Row]) -> Result<Vec<Placed>, Error> {
-        let mut transaction = begin(&self.pool, Patience::Long).await?;
+        let mut session = begin(&self.pool, Patience::Long).await?;
         let placed = if rows.iter().all(|row| row.fingerprint.is_none()) {
             let mut placed = Vec::with_capacity(rows.len());
             for chunk in rows.chunks(CHUNK) {
-                let numbers = insert(&mut transaction, chunk).await.map_err(before_commit)?;
+                let numbers = insert(&mut session, chunk).await.map_err(before_commit)?;
                 placed.extend(numbers.into_iter().map(Placed::New));
             }
             placed
         } else {
             // In one statement, so that its ids are locked in one order whatever other batch it meets.
-            insert_keyed(&mut transaction, rows, true)
+            insert_keyed(&mut session, rows, true)
                 .await
                 .map_err(before_commit)?
         };
@@ -84,9 +84,9 @@ impl Store {
             .any(|place| matches!(place, Placed::Mismatch { .. }))
         {
             // If this fails, the session ends, and with it the transaction.
-            let _ = transaction.rollback().await;
+            let _ = session.rollback().await;
         } else {
-            transaction.commit().await?;
+            session.commit().await?;
         }
         Ok(placed)
     }
@@ -102,7 +102,7 @@ pub(crate) enum Patience {
 }
 
 /// One round trip. The limits end with the transaction.
-async fn begin(pool: &PgPool, patience: Patience) -> Result<Transaction<'static, Postgres>, Error> {
+async fn begin(pool: &Pool, patience: Patience) -> Result<Session, Error> {
     let begin = match patience {
         Patience::Long => "begin; set local lock_timeout = '1s'; set local statement_timeout = '10s'",
         Patience::Short => "begin; set local lock_timeout = '100ms'; set local statement_timeout = '10s'",
@@ -201,7 +201,7 @@ fn index(place: i64) -> usize {
     usize::try_from(place).expect("WITH ORDINALITY counts from 1") - 1
 }
 
-pub(super) async fn insert(connection: &mut PgConnection, rows: &[&Row]) -> Result<Vec<i64>, Error> {
+pub(super) async fn insert(session: &mut Session, rows: &[&Row]) -> Result<Vec<i64>, Error> {
     let columns = Columns::of(rows, false);
     let inserted = sqlx::query_file!(
         "src/store/sql/submit.sql",
@@ -215,7 +215,7 @@ pub(super) async fn insert(connection: &mut PgConnection, rows: &[&Row]) -> Resu
         &columns.waiters as &[Option<i64>],
         &columns.run_at as &[Option<DateTime<Utc>>],
     )
-    .fetch_all(connection)
+    .fetch_all(session)
     .await?;
     let mut numbers = vec![0; rows.len()];
     for row in inserted {
@@ -225,11 +225,7 @@ pub(super) async fn insert(connection: &mut PgConnection, rows: &[&Row]) -> Resu
 }
 
 /// With `mixed`, rows without an idempotency key may stand among the others.
-async fn insert_keyed(
-    connection: &mut PgConnection,
-    rows: &[&Row],
-    mixed: bool,
-) -> Result<Vec<Placed>, Error> {
+async fn insert_keyed(session: &mut Session, rows: &[&Row], mixed: bool) -> Result<Vec<Placed>, Error> {
     let mut placed: Vec<Option<Placed>> = vec![None; rows.len()];
     for _ in 0..ROUNDS {
         let open: Vec<usize> = (0..rows.len()).filter(|at| placed[*at].is_none()).collect();
@@ -237,12 +233,12 @@ async fn insert_keyed(
             break;
         }
         let open_rows: Vec<&Row> = open.iter().map(|at| rows[*at]).collect();
-        for (place, id) in insert_new(connection, &open_rows, mixed).await? {
+        for (place, id) in insert_new(session, &open_rows, mixed).await? {
             placed[open[index(place)]] = Some(Placed::New(id));
         }
         let old: Vec<usize> = open.into_iter().filter(|at| placed[*at].is_none()).collect();
         if !old.is_empty() {
-            find(connection, rows, &old, &mut placed).await?;
+            find(session, rows, &old, &mut placed).await?;
         }
     }
     placed
@@ -251,11 +247,7 @@ async fn insert_keyed(
         .ok_or_else(|| Error::Unavailable(sqlx::Error::Protocol("an idempotency id came and went".into())))
 }
 
-async fn insert_new(
-    connection: &mut PgConnection,
-    rows: &[&Row],
-    mixed: bool,
-) -> Result<Vec<(i64, i64)>, Error> {
+async fn insert_new(session: &mut Session, rows: &[&Row], mixed: bool) -> Result<Vec<(i64, i64)>, Error> {
     let columns = Columns::of(rows, true);
     macro_rules! insert_with {
         ($file:literal) => {
@@ -273,7 +265,7 @@ async fn insert_new(
                 &columns.id_keys as &[Option<&str>],
                 &columns.fingerprints as &[Option<&[u8]>],
             )
-            .fetch_all(connection)
+            .fetch_all(session)
             .await?
             .into_iter()
             .map(|row| (row.place, row.id))
@@ -288,7 +280,7 @@ async fn insert_new(
 }
 
 async fn find(
-    connection: &mut PgConnection,
+    session: &mut Session,
     rows: &[&Row],
     wanted: &[usize],
     placed: &mut [Option<Placed>],
@@ -307,7 +299,7 @@ async fn find(
         &kinds as &[&str],
         &id_keys as &[Option<&str>],
     )
-    .fetch_all(connection)
+    .fetch_all(session)
     .await?;
     for row in found {
         let at = wanted[index(row.place)];

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use sqlx::pool::PoolConnection;
-use sqlx::{PgConnection, Postgres};
+use sqlx::PgConnection;
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 
 use super::claims::finish_on;
-use super::{Error, Finish, Me, Store};
+use super::session::{Backend, Session};
+use super::{Error, Finish, Me, PATIENT, Store};
 
 /// What became of a transaction that was to end its task.
 #[derive(Debug)]
@@ -22,33 +21,25 @@ pub enum Commit {
     Fenced,
 }
 
-/// An open transaction that closes its connection unless it was ended in order.
+/// An open transaction whose session does not live on unless it was ended in order.
 ///
-/// A handler may be dropped in the middle of a query. Then the protocol is in an unknown state: the connection must not go
-/// back to the pool, and what the server still executes must be ended, since it holds locks.
+/// A handler may be dropped in the middle of a query. Then the protocol is in an unknown state: the session must not go back
+/// to the pool, and what the server still executes must be ended, since it holds locks.
 #[derive(Debug)]
 struct Open {
-    connection: Option<PoolConnection<Postgres>>,
+    session: Option<Session>,
     store: Arc<Store>,
     backend: Backend,
     /// Given back after the connection.
     _permit: OwnedSemaphorePermit,
 }
 
-/// One server process; its start tells it from a later one with the same number.
-#[derive(Debug, Clone, Copy)]
-struct Backend {
-    pid: i32,
-    started: DateTime<Utc>,
-}
-
 impl Drop for Open {
     fn drop(&mut self) {
-        let Some(connection) = self.connection.take() else {
-            return;
-        };
-        drop(connection.detach());
-        terminate(&self.store, self.backend);
+        // A session in an open transaction closes when it is dropped.
+        if self.session.take().is_some() {
+            terminate(&self.store, self.backend);
+        }
     }
 }
 
@@ -59,10 +50,7 @@ fn terminate(store: &Store, backend: Backend) {
     };
     let pool = store.pool.clone();
     runtime.spawn(async move {
-        let done = sqlx::query_file!("src/store/sql/end_backend.sql", backend.pid, backend.started)
-            .fetch_all(&pool)
-            .await;
-        if let Err(error) = done {
+        if let Err(error) = backend.end(&pool).await {
             tracing::warn!(pid = backend.pid, %error, "a task's transaction could not be ended");
         }
     });
@@ -89,8 +77,9 @@ impl Deref for Transaction<'_> {
     fn deref(&self) -> &PgConnection {
         self.0
             .as_ref()
-            .and_then(|open| open.connection.as_deref())
-            .expect("an open transaction has a connection")
+            .and_then(|open| open.session.as_ref())
+            .expect("an open transaction has a session")
+            .connection_ref()
     }
 }
 
@@ -98,8 +87,9 @@ impl DerefMut for Transaction<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         self.0
             .as_mut()
-            .and_then(|open| open.connection.as_deref_mut())
-            .expect("an open transaction has a connection")
+            .and_then(|open| open.session.as_mut())
+            .expect("an open transaction has a session")
+            .connection()
     }
 }
 
@@ -133,13 +123,10 @@ impl TransactionCell {
         if open.is_none() {
             let permit = Arc::clone(&self.store.in_handlers).acquire_owned().await;
             let permit = permit.map_err(|_| TransactionError::Ended)?;
-            let connection = self.store.pool.acquire().await.map_err(Error::from)?;
-            // From here on a drop closes the connection. No backend is known yet: an idle one ends with its socket.
-            let mut new = Opening(Some(connection));
-            let backend = new.begin(self.idle).await.map_err(Error::from)?;
-            let connection = new.0.take();
+            // From here on a drop closes the session. No backend is known yet: an idle one ends with its socket.
+            let (session, backend) = begin(&self.store, self.idle).await?;
             *open = Some(Open {
-                connection,
+                session: Some(session),
                 store: self.store.clone(),
                 backend,
                 _permit: permit,
@@ -152,7 +139,8 @@ impl TransactionCell {
     /// A connection besides that of the transaction.
     #[cfg(test)]
     pub(crate) async fn other(&self) -> PgConnection {
-        self.store.pool.acquire().await.unwrap().detach()
+        use sqlx::ConnectOptions as _;
+        self.store.direct.connect().await.unwrap()
     }
 
     /// Whether the handler opened it.
@@ -178,12 +166,12 @@ impl TransactionCell {
         let Some(mut transaction) = open.take() else {
             return;
         };
-        let Some(connection) = transaction.connection.as_deref_mut() else {
+        let Some(session) = &mut transaction.session else {
             return;
         };
-        if sqlx::raw_sql("rollback").execute(connection).await.is_ok() {
+        if session.rollback().await.is_ok() {
             // In order again: back to the pool, with the session's own settings (set local ended with the transaction).
-            drop(transaction.connection.take());
+            drop(transaction.session.take());
         }
     }
 
@@ -197,61 +185,47 @@ impl TransactionCell {
         self.ended.store(true, Ordering::Release);
         let mut open = self.open.try_lock().ok()?;
         let mut transaction = open.take()?;
-        let connection = transaction.connection.as_deref_mut()?;
-        let done = commit_on(connection, me, finish).await;
+        let done = commit_on(transaction.session.as_mut()?, me, finish).await;
         match done {
-            Ok(_) => drop(transaction.connection.take()),
+            Ok(_) => drop(transaction.session.take()),
             // A refused statement leaves the transaction aborted; an answer that never came leaves who knows what. The drop
-            // closes the connection either way.
+            // closes the session either way.
             Err(_) => drop(transaction),
         }
         Some(done)
     }
 }
 
-async fn commit_on(connection: &mut PgConnection, me: Me, finish: Finish) -> Result<Commit, Error> {
+async fn commit_on(session: &mut Session, me: Me, finish: Finish) -> Result<Commit, Error> {
     // A process frozen between the fence's locks and the COMMIT must not hold off its fencer.
     sqlx::raw_sql("set local idle_in_transaction_session_timeout to default")
-        .execute(&mut *connection)
+        .execute(&mut *session)
         .await?;
-    if finish_on(connection, me, std::slice::from_ref(&finish))
+    if finish_on(session, me, std::slice::from_ref(&finish))
         .await?
         .is_empty()
     {
-        sqlx::raw_sql("rollback").execute(&mut *connection).await?;
+        session.rollback().await?;
         return Ok(Commit::Fenced);
     }
-    match sqlx::raw_sql("commit").execute(&mut *connection).await {
-        Ok(_) => Ok(Commit::Done),
+    match session.commit().await {
+        Ok(()) => Ok(Commit::Done),
         // Only a refusal by the server says that nothing was committed.
         Err(error @ sqlx::Error::Database(_)) => Err(error.into()),
         Err(error) => Err(Error::Unknown(error)),
     }
 }
 
-/// A connection on which a transaction is being opened; closed if that is dropped half-way.
-struct Opening(Option<PoolConnection<Postgres>>);
-
-impl Drop for Opening {
-    fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            drop(connection.detach());
-        }
-    }
-}
-
-impl Opening {
-    async fn begin(&mut self, idle: Duration) -> Result<Backend, sqlx::Error> {
-        let connection = self.0.as_deref_mut().expect("a new connection");
-        sqlx::raw_sql("begin isolation level read committed")
-            .execute(&mut *connection)
-            .await?;
-        let row = sqlx::query_file!("src/store/sql/begin_task.sql", idle.as_millis().to_string())
-            .fetch_one(&mut *connection)
-            .await?;
-        Ok(Backend {
-            pid: row.pid,
-            started: row.started,
-        })
-    }
+async fn begin(store: &Store, idle: Duration) -> Result<(Session, Backend), Error> {
+    // What the handler does before its commit may leave that much to do.
+    let pool = store.pool.within(PATIENT);
+    let mut session = pool.begin_with("begin isolation level read committed").await?;
+    let row = sqlx::query_file!("src/store/sql/begin_task.sql", idle.as_millis().to_string())
+        .fetch_one(&mut session)
+        .await?;
+    let backend = Backend {
+        pid: row.pid,
+        started: row.started,
+    };
+    Ok((session, backend))
 }

@@ -1,0 +1,421 @@
+//! Connections that neither a silent network nor a dropped future can keep.
+//!
+//! A connection may die without a word: a firewall forgets it, a cable is pulled. What was sent is then retried by the
+//! kernel for a quarter of an hour, or for ever if something in between has acknowledged it, and sqlx waits as long: for the
+//! answer to a statement, and for that to the ping with which it takes a connection back into its pool, which meanwhile is one
+//! smaller. So everything goes through here:
+//!
+//! - each question to Postgres ends by an answer or after the session's limit;
+//! - a session whose last question has no answer, be it late or its asker gone, or in an open transaction, is never used again
+//!   and never tidied up: its socket is closed, and its place in the pool is free at once. What the server still does of it ends
+//!   by itself: by its `statement_timeout`, `idle_in_transaction_session_timeout`, or the closed socket;
+//! - once one session had no answer, those that lay idle at that time are not believed either: a silent network took them
+//!   all, and each would cost another limit.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
+use sqlx::{
+    ConnectOptions as _, Connection as _, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr,
+};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+use crate::telemetry::metric;
+
+/// How long a free connection is waited for, a new one included.
+const ACQUIRE_WITHIN: Duration = Duration::from_secs(2);
+
+/// What lay idle for longer is asked for a sign of life before it is used: something on the way may have forgotten it.
+const BELIEVED_IDLE: Duration = Duration::from_secs(30);
+
+/// How long that sign of life may take; less than a new connection may.
+const SIGN_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a session may take on its way back into its pool.
+const BACK_WITHIN: Duration = Duration::from_secs(5);
+
+/// When the network was silent last, as all sessions of a store saw it.
+#[derive(Debug, Default)]
+pub(crate) struct Silence(Mutex<Option<Instant>>);
+
+impl Silence {
+    /// Nothing that lies idle now is believed any more.
+    pub(crate) fn noticed(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether it was silent since then.
+    fn since(&self, then: Instant) -> bool {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some_and(|at| at >= then)
+    }
+}
+
+/// A pool of sessions; also the executor of single statements. Cloning shares it.
+#[derive(Debug, Clone)]
+pub(crate) struct Pool {
+    inner: PgPool,
+    limit: Duration,
+    silence: Arc<Silence>,
+}
+
+impl Pool {
+    /// Connects only when first used. Each question may take as long as `limit`.
+    pub(crate) fn new(size: u32, options: PgConnectOptions, limit: Duration, silence: &Arc<Silence>) -> Self {
+        let inner = PgPoolOptions::new()
+            .max_connections(size)
+            .acquire_timeout(ACQUIRE_WITHIN)
+            .max_lifetime(Duration::from_secs(1800))
+            .test_before_acquire(false)
+            .before_acquire({
+                let silence = silence.clone();
+                move |connection, past| {
+                    let doubted = Instant::now()
+                        .checked_sub(past.idle_for)
+                        .is_some_and(|back| silence.since(back));
+                    Box::pin(async move {
+                        if doubted {
+                            return Ok(false);
+                        }
+                        if past.idle_for < BELIEVED_IDLE {
+                            return Ok(true);
+                        }
+                        timeout(SIGN_WITHIN, connection.ping())
+                            .await
+                            .unwrap_or_else(|late| Err(silent(late)))
+                            .map(|()| true)
+                    })
+                }
+            })
+            .connect_lazy_with(options);
+        Pool {
+            inner,
+            limit,
+            silence: silence.clone(),
+        }
+    }
+
+    /// The same pool for questions that may take longer.
+    pub(crate) fn within(&self, limit: Duration) -> Self {
+        Pool {
+            limit,
+            ..self.clone()
+        }
+    }
+
+    /// A session for several statements.
+    pub(crate) async fn acquire(&self) -> Result<Session, sqlx::Error> {
+        let connection = self.inner.acquire().await?;
+        Ok(Session::new(Link::Pooled(connection), self.limit, &self.silence))
+    }
+
+    /// A session with an open transaction.
+    pub(crate) async fn begin(&self) -> Result<Session, sqlx::Error> {
+        self.begin_with("begin").await
+    }
+
+    /// A session with a transaction that `begin`, one or more statements, has opened.
+    pub(crate) async fn begin_with(&self, begin: &'static str) -> Result<Session, sqlx::Error> {
+        let mut session = self.acquire().await?;
+        session.begin_with(begin).await?;
+        Ok(session)
+    }
+
+    /// How many of its connections are in use, and how many are idle.
+    pub(crate) fn connections(&self) -> (usize, usize) {
+        let idle = self.inner.num_idle();
+        ((self.inner.size() as usize).saturating_sub(idle), idle)
+    }
+
+    /// Closes all sessions, those in use when they come back.
+    pub(crate) async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// What a session is to Postgres.
+enum Link {
+    Pooled(PoolConnection<Postgres>),
+    Own(Box<PgConnection>),
+}
+
+/// A session with Postgres. It goes back into its pool, or ends, when it is dropped.
+pub(crate) struct Session {
+    link: Option<Link>,
+    limit: Duration,
+    silence: Arc<Silence>,
+    /// The last question has its answer.
+    answered: bool,
+    /// A transaction is open.
+    open: bool,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    fn new(link: Link, limit: Duration, silence: &Arc<Silence>) -> Self {
+        Session {
+            link: Some(link),
+            limit,
+            silence: silence.clone(),
+            answered: true,
+            open: false,
+        }
+    }
+
+    /// A session of its own, outside every pool.
+    pub(crate) async fn connect(
+        options: &PgConnectOptions,
+        limit: Duration,
+        silence: &Arc<Silence>,
+    ) -> Result<Self, sqlx::Error> {
+        let connection = timeout(limit, options.connect())
+            .await
+            .unwrap_or_else(|late| Err(silent(late)))?;
+        Ok(Session::new(Link::Own(Box::new(connection)), limit, silence))
+    }
+
+    /// The connection itself, for what is no question of this module. Whoever uses it must bound its use.
+    pub(crate) fn connection(&mut self) -> &mut PgConnection {
+        match self.link.as_mut().expect("a session has a link until its end") {
+            Link::Pooled(connection) => connection,
+            Link::Own(connection) => connection,
+        }
+    }
+
+    /// As [`Self::connection`].
+    pub(crate) fn connection_ref(&self) -> &PgConnection {
+        match self.link.as_ref().expect("a session has a link until its end") {
+            Link::Pooled(connection) => connection,
+            Link::Own(connection) => connection,
+        }
+    }
+
+    /// A question begins: until [`Self::heard`] this session is good for nothing.
+    pub(crate) fn ask(&mut self) -> Result<(Duration, &mut PgConnection), sqlx::Error> {
+        if !self.answered {
+            return Err(sqlx::Error::Io(std::io::ErrorKind::NotConnected.into()));
+        }
+        self.answered = false;
+        Ok((self.limit, self.connection()))
+    }
+
+    /// A question ends.
+    pub(crate) fn heard<T>(
+        &mut self,
+        answer: Result<Result<T, sqlx::Error>, Elapsed>,
+    ) -> Result<T, sqlx::Error> {
+        let answer = answer.unwrap_or_else(|late| {
+            metrics::counter!(metric::SILENCES).increment(1);
+            self.silence.noticed();
+            Err(silent(late))
+        });
+        // A refusal is an answer.
+        self.answered = !matches!(
+            answer,
+            Err(sqlx::Error::Io(_)
+                | sqlx::Error::Tls(_)
+                | sqlx::Error::Protocol(_)
+                | sqlx::Error::WorkerCrashed)
+        );
+        answer
+    }
+
+    /// Opens a transaction by `begin` and what may follow it, in one round trip.
+    pub(crate) async fn begin_with(&mut self, begin: &'static str) -> Result<(), sqlx::Error> {
+        self.open = true;
+        self.simple(begin).await
+    }
+
+    /// Ends the transaction. An error other than a refusal: committed or not, only a read can tell.
+    pub(crate) async fn commit(&mut self) -> Result<(), sqlx::Error> {
+        self.simple("commit").await?;
+        self.open = false;
+        Ok(())
+    }
+
+    /// Takes the transaction back. After an error the server does so as well, as the session ends.
+    pub(crate) async fn rollback(&mut self) -> Result<(), sqlx::Error> {
+        self.simple("rollback").await?;
+        self.open = false;
+        Ok(())
+    }
+
+    /// Statements without parameters and answers, in one round trip.
+    async fn simple(&mut self, statements: &'static str) -> Result<(), sqlx::Error> {
+        let (limit, connection) = self.ask()?;
+        let answer = timeout(limit, sqlx::raw_sql(statements).execute(connection)).await;
+        self.heard(answer).map(drop)
+    }
+
+    async fn answers<'q, E: Execute<'q, Postgres> + 'q>(
+        &mut self,
+        query: E,
+    ) -> Result<Vec<Answer>, sqlx::Error> {
+        let (limit, connection) = self.ask()?;
+        let answer = timeout(limit, connection.fetch_many(query).try_collect()).await;
+        self.heard(answer)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let Some(Link::Pooled(mut connection)) = self.link.take() else {
+            return;
+        };
+        match tokio::runtime::Handle::try_current() {
+            // The way back asks for a sign of life as well. If none comes, the dropped future closes the socket and
+            // frees the place.
+            Ok(runtime) if self.answered && !self.open => {
+                let silence = self.silence.clone();
+                runtime.spawn(async move {
+                    if timeout(BACK_WITHIN, connection.return_to_pool()).await.is_err() {
+                        silence.noticed();
+                    }
+                });
+            }
+            Ok(_) | Err(_) => drop(connection.detach()),
+        }
+    }
+}
+
+/// One server process; its start tells it from a later one with the same number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backend {
+    pub(super) pid: i32,
+    pub(super) started: DateTime<Utc>,
+}
+
+impl Backend {
+    /// Ends it, if it still is there.
+    pub(super) async fn end<'c>(
+        self,
+        postgres: impl Executor<'c, Database = Postgres>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query_file!("src/store/sql/end_backend.sql", self.pid, self.started)
+            .fetch_all(postgres)
+            .await
+            .map(drop)
+    }
+}
+
+type Answer = Either<PgQueryResult, PgRow>;
+
+fn silent(_: Elapsed) -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
+}
+
+fn first(answers: Vec<Answer>) -> Option<PgRow> {
+    answers.into_iter().find_map(Either::right)
+}
+
+fn stream_of<'e>(
+    answers: BoxFuture<'e, Result<Vec<Answer>, sqlx::Error>>,
+) -> BoxStream<'e, Result<Answer, sqlx::Error>> {
+    stream::once(answers)
+        .map_ok(|answers| stream::iter(answers).map(Ok))
+        .try_flatten()
+        .boxed()
+}
+
+impl<'c> Executor<'c> for &'c mut Session {
+    type Database = Postgres;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Answer, sqlx::Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        stream_of(Box::pin(self.answers(query)))
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<PgRow>, sqlx::Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move { self.answers(query).await.map(first) })
+    }
+
+    fn prepare_with<'e>(
+        self,
+        sql: SqlStr,
+        parameters: &'e [PgTypeInfo],
+    ) -> BoxFuture<'e, Result<PgStatement, sqlx::Error>>
+    where
+        'c: 'e,
+    {
+        Box::pin(async move {
+            let (limit, connection) = self.ask()?;
+            let answer = timeout(limit, connection.prepare_with(sql, parameters)).await;
+            self.heard(answer)
+        })
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<sqlx::Describe<Postgres>, sqlx::Error>>
+    where
+        'c: 'e,
+    {
+        Box::pin(async move {
+            let (limit, connection) = self.ask()?;
+            let answer = timeout(limit, connection.describe(sql)).await;
+            self.heard(answer)
+        })
+    }
+}
+
+impl<'c> Executor<'c> for &'c Pool {
+    type Database = Postgres;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Answer, sqlx::Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        stream_of(Box::pin(
+            async move { self.acquire().await?.answers(query).await },
+        ))
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<PgRow>, sqlx::Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move { self.acquire().await?.answers(query).await.map(first) })
+    }
+
+    fn prepare_with<'e>(
+        self,
+        sql: SqlStr,
+        parameters: &'e [PgTypeInfo],
+    ) -> BoxFuture<'e, Result<PgStatement, sqlx::Error>>
+    where
+        'c: 'e,
+    {
+        Box::pin(async move { self.acquire().await?.prepare_with(sql, parameters).await })
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<sqlx::Describe<Postgres>, sqlx::Error>>
+    where
+        'c: 'e,
+    {
+        Box::pin(async move { self.acquire().await?.describe(sql).await })
+    }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;
