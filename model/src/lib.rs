@@ -1,0 +1,50 @@
+//! The protocol of Ringmesh as state machines, small enough to be explored to their end.
+//!
+//! Tests of real nodes try some interleavings of some faults. A model has fewer nodes, slots and tasks, and of these
+//! it tries *all*: every order in which statements can arrive, wait, commit, and lose their replies, with deaths,
+//! pauses and moves anywhere in between. The checker is [`stateright`]; each model is one of its `Model`s.
+//!
+//! ```text
+//!   mesh      fences, grants, handoffs, drains; claims, runs, finishes, retries, returns; hints
+//! ```
+//!
+//! # How to read a model
+//!
+//! Like a specification. `mesh/rows.rs` says what Postgres holds, `mesh/statement.rs` what each statement in
+//! `node/src/store/sql` does with it, at READ COMMITTED; `mesh/life.rs` what a node remembers; `mesh/actions.rs` what may
+//! happen next, and `mesh/steps.rs` what that changes. `mesh/properties.rs` names what is promised, and `mesh/audit.rs` sees
+//! promises broken in the rows alone, as an observer of the WAL would. The head of each model says what it leaves out.
+//!
+//! A rule can be broken by a switch, `Variant`. For each there is a test in which the checker has to find the harm: the model can
+//! fail.
+//!
+//! # How to run
+//!
+//! ```text
+//! cargo test -p ringmesh-model                                    all, within bounds for every day
+//! cargo test -p ringmesh-model -- --nocapture                     with the numbers of states, and the counterexamples
+//! cargo run --release -p ringmesh-model --example explore -- suspicions=1 losses=1 late split
+//!                                                                 the mesh, within bounds of your own
+//! ```
+//!
+//! # How to read a counterexample
+//!
+//! It is a list of actions, the shortest that leads to harm. `P…` is never printed; a process goes by its place (`process: 0`),
+//! a start of it by its incarnation (`N0`), a slot is `S0`, a task `T0`, a claim's token `e1a2` (epoch 1, attempt 2).
+//!
+//! ```text
+//! Claim { process: 0, slot: 0 }               the node sends a claim
+//! GiveUp(N0: claim S0 e1)                     and gets no answer; the claim is still on its way
+//! Settle { process: 0, slot: 0 }              it looks at what the claim took: nothing
+//! Execute(N0: claim S0 e1, given up)          the claim arrives
+//! ```
+//!
+//! # What *eventually* means here
+//!
+//! The checker looks at an `eventually` where a path ends, and knows nothing of circles. So every fault takes from a budget, a
+//! tick that would find nothing does not happen, and some day faults end ([`mesh::Action::FaultsEnd`]): each path is finite, which
+//! [`check::ends`] proves for the bounds that are used. Then the three mean: however the faults fell, when nothing more
+//! can happen every task has ended, every slot has a live owner, and no task is claimed that nobody runs.
+
+pub mod check;
+pub mod mesh;
