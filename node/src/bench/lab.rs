@@ -133,10 +133,9 @@ async fn start(dir: PathBuf) -> Result<Postgres> {
     let bar = spinner("starting Postgres");
     let own = Postgres::start(postgres::Options {
         dir,
-        port: None,
         durability: Durability::Real,
         settings: settings.into(),
-        keep: true,
+        ..postgres::Options::default()
     })
     .await?;
     bar.finish_and_clear();

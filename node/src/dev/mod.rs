@@ -8,7 +8,7 @@
 //! | `keep` | starts again what ended while `ringmesh dev` runs |
 //! | `home` | the server's folder: who holds it, how it is made |
 //! | `programs` | finds the Postgres programs, or fetches them |
-//! | `process` | children that end with this process, and signals |
+//! | [`process`] | children that end with this process, and signals |
 //!
 //! Everything listens on 127.0.0.1 only. What is started here ends with this process, even when it is killed
 //! (on Linux; elsewhere a SIGKILL of this process leaves its children running).
@@ -25,7 +25,7 @@ mod home;
 mod keep;
 pub mod mesh;
 pub mod postgres;
-mod process;
+pub mod process;
 mod programs;
 
 pub use command::{DevArgs, run};

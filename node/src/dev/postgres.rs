@@ -47,6 +47,8 @@ pub struct Options {
     pub durability: Durability,
     /// Server settings, as `("shared_buffers", "1GB")`; they win over those made here.
     pub settings: Vec<(String, String)>,
+    /// More environment variables of the server.
+    pub environment: Vec<(String, String)>,
     /// Whether the folder stays when the value is dropped. False removes it, for tests.
     pub keep: bool,
 }
@@ -59,6 +61,7 @@ impl Default for Options {
             port: None,
             durability: Durability::Real,
             settings: Vec::new(),
+            environment: Vec::new(),
             keep: true,
         }
     }
@@ -369,6 +372,7 @@ impl Postgres {
         for (name, value) in self.settings() {
             command.arg("-c").arg(format!("{name}={value}"));
         }
+        command.envs(self.options.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let at_our_death = if self.options.keep {
             Signal::Interrupt

@@ -22,12 +22,18 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// The signals used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Signal {
+pub enum Signal {
+    /// Ends it at once.
     Kill,
+    /// Asks it to end.
     Terminate,
+    /// As Ctrl-C does.
     Interrupt,
+    /// To Postgres: an immediate shutdown.
     Quit,
+    /// Stops it in its tracks.
     Stop,
+    /// Lets it go on.
     Continue,
 }
 
@@ -74,14 +80,18 @@ pub(super) fn exists(pid: u32) -> bool {
 
 /// A child in a process group of its own (a Ctrl-C in the terminal does not reach it), killed when this value drops.
 #[derive(Debug)]
-pub(super) struct Tied {
+pub struct Tied {
     child: Child,
     ended: Option<ExitStatus>,
 }
 
 impl Tied {
     /// Spawns `command`. When this process dies in whatever way, the child gets `at_our_death` (Linux only).
-    pub(super) async fn spawn(mut command: Command, at_our_death: Signal) -> io::Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// It could not be spawned; nothing runs.
+    pub async fn spawn(mut command: Command, at_our_death: Signal) -> io::Result<Self> {
         command.process_group(0);
         die_with_parent(&mut command, at_our_death);
         let (reply, answer) = tokio::sync::oneshot::channel();
@@ -97,12 +107,13 @@ impl Tied {
             .map_err(|_| io::Error::other("the spawning thread has ended"))?
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    /// Its process id; it cannot be given to another process while this value lives.
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The exit status, once it has ended.
-    pub(super) fn try_wait(&mut self) -> Option<ExitStatus> {
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
         }
@@ -110,7 +121,11 @@ impl Tied {
     }
 
     /// Sends a signal, unless it has ended already.
-    pub(super) fn signal(&mut self, signal: Signal) -> io::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// The system refused it.
+    pub fn signal(&mut self, signal: Signal) -> io::Result<()> {
         match self.try_wait() {
             // Until it is waited for, the pid cannot be given to another process.
             None => send(self.pid(), signal),
@@ -119,7 +134,7 @@ impl Tied {
     }
 
     /// Waits for its end. None: still there after `within`.
-    pub(super) async fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
+    pub async fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
             match self.try_wait() {
@@ -130,7 +145,7 @@ impl Tied {
     }
 
     /// As [`Self::wait`], for `Drop`, which cannot await.
-    pub(super) fn wait_blocking(&mut self, within: Duration) -> Option<ExitStatus> {
+    pub fn wait_blocking(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
             match self.try_wait() {
@@ -141,7 +156,7 @@ impl Tied {
     }
 
     /// Its children now.
-    pub(super) fn children(&self) -> Vec<Process> {
+    pub fn children(&self) -> Vec<Process> {
         all_processes()
             .into_iter()
             .filter(|process| process.parent == self.pid())
@@ -201,8 +216,8 @@ fn die_with_parent(_: &mut Command, _: Signal) {}
 
 /// A process seen in the system's table. Its start time tells it from a later one with the same pid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Process {
-    pub(super) pid: u32,
+pub struct Process {
+    pid: u32,
     parent: u32,
     started: String,
     state: char,
@@ -221,18 +236,22 @@ impl Process {
     }
 
     /// Whether it still runs (a zombie does not).
-    pub(super) fn runs(&self) -> bool {
+    pub fn runs(&self) -> bool {
         self.now().is_some_and(|now| !matches!(now.state, 'Z' | 'X'))
     }
 
     /// Whether it is stopped by a signal, or has ended.
-    pub(super) fn stands_still(&self) -> bool {
+    pub fn stands_still(&self) -> bool {
         self.now()
             .is_none_or(|now| matches!(now.state, 'T' | 't' | 'Z' | 'X'))
     }
 
     /// Sends a signal, unless it has ended already.
-    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// The system refused it.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
         if !self.runs() {
             return Ok(());
         }
@@ -244,7 +263,7 @@ impl Process {
 }
 
 /// Waits until `is_so` holds. False: not within that time.
-pub(super) async fn wait_until(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+pub async fn wait_until(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;
     while !is_so() {
         if Instant::now() >= deadline {
@@ -256,7 +275,7 @@ pub(super) async fn wait_until(within: Duration, mut is_so: impl FnMut() -> bool
 }
 
 /// Looks one process up. None: there is none, or the system does not tell.
-pub(super) fn process(pid: u32) -> Option<Process> {
+pub fn process(pid: u32) -> Option<Process> {
     if cfg!(target_os = "linux") {
         from_proc(pid)
     } else {
