@@ -285,31 +285,12 @@ impl Home {
         let key = &hex(&Sha256::digest(build))[..12];
         let folder = std::env::temp_dir().join(format!("ringmesh-{}-template-{key}", effective_uid()));
         private_folder(&folder)?;
-        // One process makes it, the others wait for that.
-        let deadline = Instant::now() + INITIALISE;
-        let template = loop {
-            match lock(&folder) {
-                Ok(lock) => {
-                    break Self {
-                        dir: folder,
-                        account: self.account,
-                        lock,
-                    };
-                }
-                Err(Error::InUse { .. }) if Instant::now() < deadline => {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-                Err(error) => return Err(error),
-            }
-        };
-        if template.made_by()?.is_none() {
-            template.initialise(programs, false).await?;
-        }
+        self.make_template(programs, &folder).await?;
         let unfinished = self.dir.join("data.unfinished");
         remove_dir_all(&unfinished)?;
         for (from, to) in [
-            (template.password(), self.password()),
-            (template.data(), unfinished.clone()),
+            (folder.join("password"), self.password()),
+            (folder.join("data"), unfinished.clone()),
         ] {
             let mut copy = tokio::process::Command::new("cp");
             copy.arg("-a").arg(from).arg(to);
@@ -321,6 +302,31 @@ impl Home {
         }
         let data = self.data();
         std::fs::rename(&unfinished, &data).doing(|| format!("create {}", data.display()))
+    }
+
+    /// One process makes it, the others wait for that. It never changes once it is there, so copies need no lock: behind one
+    /// another they would take minutes on a busy machine.
+    async fn make_template(&self, programs: &Programs, folder: &Path) -> Result<()> {
+        let deadline = Instant::now() + INITIALISE * 2;
+        while !folder.join("data").exists() {
+            let lock = match lock(folder) {
+                Ok(lock) => lock,
+                Err(Error::InUse { .. }) if Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let template = Self {
+                dir: folder.to_owned(),
+                account: self.account,
+                lock,
+            };
+            if template.made_by()?.is_none() {
+                template.initialise(programs, false).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes what a start has made, and the folder if nothing else is in it.
