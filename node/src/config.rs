@@ -157,8 +157,8 @@ options! {
     /// How many tasks run at once on this node. Higher uses more of the host and of what the handlers call; lower
     /// leaves tasks waiting.
     concurrency: u32 = 512;
-    /// How many tasks the node holds in memory, running or waiting, at least `concurrency`. Higher keeps handlers busy
-    /// at high rates and returns more at a handoff; lower saves memory.
+    /// How many tasks the node holds in memory, running or waiting, at least `concurrency`, and 256 so that urgent ones
+    /// find room. Higher keeps handlers busy at high rates and returns more at a handoff; lower saves memory.
     room: u32 = 8192;
     /// For how many keys the node keeps a cache. More stay warm; fewer save memory.
     cache_keys: u32 = 10_000;

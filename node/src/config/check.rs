@@ -229,7 +229,7 @@ impl Config {
     fn check_sizes(&self, found: &mut Found) {
         let ranges = [
             ("concurrency", self.concurrency, 1, 100_000),
-            ("room", self.room, 1, 10_000_000),
+            ("room", self.room, 256, 10_000_000),
             ("cache_keys", self.cache_keys, 1, 100_000_000),
             ("connections", self.connections, 1, 10_000),
             ("hot_connections", self.hot_connections, 1, 10_000),
