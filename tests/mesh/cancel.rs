@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use crate::harness::{Lab, Program, SLACK};
+use crate::harness::{Lab, Program, SLACK, UNHURRIED};
 
 #[tokio::test]
 async fn cancel_ends_tasks_in_every_open_state_and_refuses_those_that_have_ended() {
-    let lab = Lab::start(2, Program::Ringmesh, &[]).await;
+    let lab = Lab::start(2, Program::Ringmesh, &[UNHURRIED]).await;
     for key in ["a", "b", "c", "d"] {
         let sleep = json!({"kind": "sleep", "key": key, "payload": {"ms": 600_000}});
         let running = lab.submit(sleep.clone()).await;

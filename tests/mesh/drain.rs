@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::harness::{Lab, Load, Program, SLACK};
+use crate::harness::{Lab, Load, Program, SLACK, UNHURRIED};
 
 async fn end_of(lab: &mut Lab, name: &str, within: Duration) -> ExitStatus {
     let deadline = std::time::Instant::now() + within;
@@ -23,7 +23,7 @@ async fn end_of(lab: &mut Lab, name: &str, within: Duration) -> ExitStatus {
 
 #[tokio::test]
 async fn drain_under_load_fails_nothing_and_repeats_nothing() {
-    let mut lab = Lab::start(4, Program::Worker, &[]).await;
+    let mut lab = Lab::start(4, Program::Worker, &[UNHURRIED]).await;
     let load = Load::start(&lab.client);
     load.more(&lab, 150, SLACK * 3).await;
     let (second, third) = (lab.incarnation("n2").await, lab.incarnation("n3").await);
@@ -77,9 +77,10 @@ async fn drain_under_load_fails_nothing_and_repeats_nothing() {
 
 #[tokio::test]
 async fn second_signal_ends_a_draining_node_at_once() {
-    let mut lab = Lab::start(1, Program::Ringmesh, &[]).await;
+    let env = [UNHURRIED, ("RINGMESH_DRAIN_DEADLINE", "10m")];
+    let mut lab = Lab::start(1, Program::Worker, &env).await;
     let id = lab
-        .submit(json!({"kind": "sleep", "key": "long", "payload": {"ms": 60_000}}))
+        .submit(json!({"kind": "wait", "key": "long", "payload": {"gate": "never"}}))
         .await;
     lab.state(&id, "running", SLACK).await;
     lab.mesh.node_mut("n1").unwrap().terminate().unwrap();
@@ -95,6 +96,6 @@ async fn second_signal_ends_a_draining_node_at_once() {
     let ended = lab.mesh.nodes_mut()[0].ended();
     lab.check(ended.is_none(), || "it ended with a task running".into());
     lab.mesh.node_mut("n1").unwrap().terminate().unwrap();
-    let status = end_of(&mut lab, "n1", Duration::from_secs(3)).await;
+    let status = end_of(&mut lab, "n1", SLACK).await;
     lab.check(status.code() == Some(130), || format!("it ended with {status}"));
 }

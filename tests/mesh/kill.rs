@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::harness::{Lab, Load, Program, SLACK, TTL};
+use crate::harness::{Lab, Load, Program, SLACK, TTL, UNHURRIED};
 
 #[tokio::test]
 async fn accepted_tasks_survive_the_kill_of_one_node_of_five_and_only_its_slots_move() {
-    let mut lab = Lab::start(5, Program::Worker, &[]).await;
+    let mut lab = Lab::start(5, Program::Worker, &[UNHURRIED]).await;
     let load = Load::start(&lab.client);
     load.more(&lab, 300, SLACK * 3).await;
     let before = lab.slots().await;

@@ -11,15 +11,13 @@ async fn paused_node_loses_its_slots_and_what_it_had_open_comes_to_nothing() {
     let mut lab = Lab::start(3, Program::Worker, &[]).await;
     let load = Load::start(&lab.client);
     load.more(&lab, 100, SLACK * 3).await;
-    let zombie = lab.incarnation("n2").await;
     // Transactions that are open, with their effect in them, when it stands still.
     let mut sleepers = Vec::new();
-    for number in 0..60 {
+    for number in 0..30 {
         let key = format!("sleeper-{number}");
-        let payload = json!({"seq": 0, "ms": 2000});
-        let id = lab
-            .submit(json!({"kind": "ledger", "key": key, "payload": payload}))
-            .await;
+        let payload = json!({"seq": 0, "gate": "sleepers"});
+        let task = json!({"kind": "ledger", "key": key, "payload": payload, "max_attempts": 100});
+        let id = lab.submit(task).await;
         sleepers.push(Accepted { id, key, seq: 0 });
     }
     let started = |runs: &[String], task: &Accepted| {
@@ -36,6 +34,7 @@ async fn paused_node_loses_its_slots_and_what_it_had_open_comes_to_nothing() {
     })
     .await;
 
+    let zombie = lab.incarnation("n2").await;
     lab.mesh.node_mut("n2").unwrap().pause().await.unwrap();
     let paused = Instant::now();
     lab.all_owned(TTL + SLACK, zombie).await;
@@ -43,6 +42,7 @@ async fn paused_node_loses_its_slots_and_what_it_had_open_comes_to_nothing() {
         "all its slots had new owners {:?} after SIGSTOP, with a lease of {TTL:?}",
         paused.elapsed()
     );
+    lab.open("sleepers");
     load.more(&lab, 100, SLACK * 3).await;
     let node = lab.mesh.node_mut("n2").unwrap();
     node.resume().unwrap();

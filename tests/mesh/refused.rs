@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 
-use crate::harness::{Lab, Program, SLACK};
+use crate::harness::{Lab, Program, SLACK, UNHURRIED};
 
 /// Starts `ringmesh node` as n1 was started, but for these variables; its exit code and its words.
 async fn refusal(lab: &Lab, env: &[(&str, &str)]) -> (Option<i32>, String) {
@@ -17,6 +17,7 @@ async fn refusal(lab: &Lab, env: &[(&str, &str)]) -> (Option<i32>, String) {
         .env("RINGMESH_SEEDS", lab.mesh.seeds())
         .env("RINGMESH_LISTEN", "127.0.0.1:0")
         .env("RINGMESH_GOSSIP", "127.0.0.1:0")
+        .envs([UNHURRIED])
         .envs(env.iter().copied())
         .stdin(Stdio::null())
         .kill_on_drop(true);
@@ -50,7 +51,7 @@ async fn written(lab: &Lab) -> Vec<String> {
 
 #[tokio::test]
 async fn node_that_does_not_fit_the_mesh_is_refused_and_writes_nothing() {
-    let lab = Lab::start(1, Program::Ringmesh, &[]).await;
+    let lab = Lab::start(1, Program::Ringmesh, &[UNHURRIED]).await;
     let before = written(&lab).await;
     let cases: &[(&[(&str, &str)], &str)] = &[
         (&[("RINGMESH_NAME", "n1")], r#"another node named "n1" lives at"#),
@@ -68,7 +69,7 @@ async fn node_that_does_not_fit_the_mesh_is_refused_and_writes_nothing() {
         ),
         (
             &[("RINGMESH_TTL", "6s")],
-            "this mesh runs with ttl = 3000ms, this node with 6000ms",
+            "this mesh runs with ttl = 60000ms, this node with 6000ms",
         ),
         (
             &[("RINGMESH_TTL", "1s"), ("RINGMESH_RENEW_EVERY", "500ms")],

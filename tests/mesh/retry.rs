@@ -2,15 +2,20 @@
 
 use serde_json::json;
 
-use crate::harness::{Lab, Program, SLACK};
+use crate::harness::{Lab, Program, SLACK, UNHURRIED};
 
 #[tokio::test]
 async fn failed_task_is_tried_again_before_its_key_goes_on_and_other_keys_do_not_wait() {
-    let env = [("RINGMESH_BACKOFF_MIN", "400ms"), ("RINGMESH_BACKOFF_MAX", "1s")];
-    let lab = Lab::start(2, Program::Ringmesh, &env).await;
-    let fail = |key: &str, times: u32, attempts: u32| json!({"kind": "fail", "key": key, "payload": {"times": times}, "max_attempts": attempts});
-    let head = lab.submit(fail("held", 2, 5)).await;
-    let doomed = lab.submit(fail("doomed", 9, 2)).await;
+    let env = [
+        UNHURRIED,
+        ("RINGMESH_BACKOFF_MIN", "400ms"),
+        ("RINGMESH_BACKOFF_MAX", "1s"),
+    ];
+    let lab = Lab::start(2, Program::Worker, &env).await;
+    let head = json!({"kind": "unless", "key": "held", "payload": {"gate": "head"}, "max_attempts": 1000});
+    let head = lab.submit(head).await;
+    let doomed = json!({"kind": "fail", "key": "doomed", "payload": {"times": 9}, "max_attempts": 2});
+    let doomed = lab.submit(doomed).await;
     let mut behind = Vec::new();
     for number in 0..5 {
         behind.push(
@@ -44,8 +49,17 @@ async fn failed_task_is_tried_again_before_its_key_goes_on_and_other_keys_do_not
         lab.state(&id, "succeeded", SLACK).await;
     }
 
-    let task = lab.state(&head, "succeeded", SLACK).await;
-    lab.check(task["failures"] == 2, || task.to_string());
+    lab.until(SLACK, "it has failed twice", async || {
+        let task = lab.task(&head).await;
+        if task["failures"].as_i64() >= Some(2) {
+            Ok(())
+        } else {
+            Err(task.to_string())
+        }
+    })
+    .await;
+    lab.open("head");
+    lab.state(&head, "succeeded", SLACK).await;
     for id in &behind {
         lab.state(id, "succeeded", SLACK).await;
     }
@@ -68,7 +82,7 @@ async fn failed_task_is_tried_again_before_its_key_goes_on_and_other_keys_do_not
         &early.await,
     );
     let waited = lab.number(
-        "select count(*) from ringmesh.finished_task where key = 'held' and kind = 'fail' \
+        "select count(*) from ringmesh.finished_task where key = 'held' and kind = 'unless' \
         and finished_at - created_at >= interval '600 milliseconds'",
     );
     lab.check(waited.await == 1, || "two retries came without a pause".into());

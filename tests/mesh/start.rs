@@ -1,10 +1,10 @@
 //! Many first nodes at once.
 
-use crate::harness::{Lab, Program};
+use crate::harness::{Lab, Program, UNHURRIED};
 
 #[tokio::test]
 async fn ten_nodes_start_at_once_on_an_empty_database() {
-    let lab = Lab::start_on_empty(10, Program::Ringmesh, &[]).await;
+    let lab = Lab::start_on_empty(10, Program::Ringmesh, &[UNHURRIED]).await;
     let twice = lab
         .rows("select version from ringmesh._sqlx_migrations group by version having count(*) <> 1")
         .await;

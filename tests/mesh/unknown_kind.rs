@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use crate::harness::{Lab, Program, SLACK};
+use crate::harness::{Lab, Program, SLACK, UNHURRIED};
 
 #[tokio::test]
 async fn task_of_an_unknown_kind_waits_with_its_reason_and_runs_once_a_node_knows_it() {
-    let mut lab = Lab::start(1, Program::Ringmesh, &[]).await;
+    let mut lab = Lab::start(1, Program::Ringmesh, &[UNHURRIED]).await;
     let mut ids = Vec::new();
     for seq in 0..6 {
         ids.push(
@@ -38,7 +38,7 @@ async fn task_of_an_unknown_kind_waits_with_its_reason_and_runs_once_a_node_know
         format!("waiting for a kind is no failure: {task}")
     });
 
-    lab.add_guest("knower", Program::Worker, &[]).await;
+    lab.add_guest("knower", Program::Worker, &[UNHURRIED]).await;
     lab.mesh.nodes_mut()[0].terminate().unwrap();
     let history = lab.drained(SLACK * 3).await;
     let mut effects: Vec<(i64, &str)> = history

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{Lab, Program, SLACK};
+use crate::harness::{Lab, Program, SLACK, UNHURRIED};
 
 async fn agreed(lab: &Lab, nodes: usize) -> Vec<(Option<i64>, i64)> {
     lab.until(
@@ -37,7 +37,7 @@ async fn agreed(lab: &Lab, nodes: usize) -> Vec<(Option<i64>, i64)> {
 
 #[tokio::test]
 async fn nodes_agree_on_owners_and_a_join_moves_only_what_the_joiner_takes() {
-    let mut lab = Lab::start(3, Program::Ringmesh, &[]).await;
+    let mut lab = Lab::start(3, Program::Ringmesh, &[UNHURRIED]).await;
     let before = agreed(&lab, 3).await;
     if let Err(error) = lab.mesh.add().await {
         lab.fail(&format!("n4 did not join: {error}"));

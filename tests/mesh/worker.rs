@@ -10,8 +10,12 @@ use ringmesh::sqlx;
 use ringmesh::{Context, Failure, Mesh, telemetry};
 use serde::Deserialize;
 
-/// The variable that names the folder for the starts of runs, a file for each node.
+/// The variable that names the folder for the starts of runs, a file for each node, and for gates: each a file that is made when
+/// it opens.
 pub(crate) const RUNS: &str = "TEST_RUNS";
+
+/// Between two looks at a gate.
+const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Deserialize)]
 struct Entry {
@@ -19,6 +23,13 @@ struct Entry {
     /// How long the transaction stays open after the write.
     #[serde(default)]
     ms: u64,
+    /// The gate until which the transaction stays open after the write, and busy.
+    gate: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Gated {
+    gate: String,
 }
 
 #[derive(Deserialize)]
@@ -31,12 +42,18 @@ struct Say {
 ///
 /// | kind | does |
 /// |---|---|
-/// | `ledger {"seq", "ms"}` | writes one row through its task's transaction |
+/// | `ledger {"seq", "ms", "gate"}` | writes one row through its task's transaction |
+/// | `wait {"gate"}` | ends when the gate is open |
+/// | `unless {"gate"}` | fails unless the gate is open |
 /// | `say {"text", "zeros"}` | fails with so many NUL characters and that text, for good |
 pub(crate) fn run() {
     telemetry::log(LogFormat::Text).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let mesh = Mesh::builder().handler("ledger", ledger).handler("say", say);
+    let mesh = Mesh::builder()
+        .handler("ledger", ledger)
+        .handler("wait", wait)
+        .handler("unless", unless)
+        .handler("say", say);
     if let Err(error) = runtime.block_on(mesh.run()) {
         panic!("{error}: {error:?}");
     }
@@ -64,7 +81,31 @@ async fn ledger(context: Context, entry: Entry) -> Result<(), Failure> {
     if entry.ms > 0 {
         tokio::time::sleep(Duration::from_millis(entry.ms)).await;
     }
+    if let Some(gate) = entry.gate {
+        while !is_open(&gate)? {
+            sqlx::query("select 1").execute(&mut *transaction).await?;
+            tokio::time::sleep(LOOK).await;
+        }
+    }
     Ok(())
+}
+
+async fn wait(_: Context, gated: Gated) -> Result<(), Failure> {
+    while !is_open(&gated.gate)? {
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+async fn unless(_: Context, gated: Gated) -> Result<(), Failure> {
+    if is_open(&gated.gate)? {
+        return Ok(());
+    }
+    Err(Failure::new("the gate is not open"))
+}
+
+fn is_open(gate: &str) -> Result<bool, Failure> {
+    Ok(Path::new(&std::env::var(RUNS)?).join(gate).exists())
 }
 
 async fn say(_: Context, say: Say) -> Result<(), Failure> {

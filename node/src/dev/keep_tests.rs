@@ -3,7 +3,8 @@ use crate::dev::mesh;
 use crate::dev::postgres;
 use crate::dev::process::{Signal, process, wait_until};
 
-const LIMIT: Duration = Duration::from_secs(30);
+/// After so long without what it waits for, a test has failed.
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn kill(pid: u32) {
     process(pid).unwrap().signal(Signal::Kill).unwrap();

@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use super::*;
 use crate::dev::Postgres;
 
-const LIMIT: Duration = Duration::from_secs(10);
+/// After so long without what it waits for, a test has failed.
+const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn options(test: &str) -> Options {
     let log_dir = std::env::temp_dir().join(format!("ringmesh-mesh-{test}-{}", std::process::id()));

@@ -5,13 +5,14 @@ use super::*;
 use crate::dev::process::effective_uid;
 use crate::dev::programs::output;
 
+/// After so long without what it waits for, a test has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+
 async fn psql(server: &Postgres, sql: &str) -> Result<String, String> {
     let mut psql = tokio::process::Command::new(server.programs.path("psql"));
     psql.args(["-qXAt", "-v", "ON_ERROR_STOP=1", "-c", sql, &server.url()])
         .envs(server.programs.environment());
-    output(psql, Duration::from_secs(10))
-        .await
-        .map(|text| text.trim().to_owned())
+    output(psql, LIMIT).await.map(|text| text.trim().to_owned())
 }
 
 /// All processes whose first ancestor is the server.
@@ -32,9 +33,7 @@ async fn started_server_answers_and_asks_for_a_password() {
     let mut packet = i32::try_from(body.len() + 4).unwrap().to_be_bytes().to_vec();
     packet.extend(body);
     let mut connection = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-    connection
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    connection.set_read_timeout(Some(LIMIT)).unwrap();
     connection.write_all(&packet).unwrap();
     let mut answer = [0; 9];
     connection.read_exact(&mut answer).unwrap();

@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::directory::Directory;
 use crate::handler::Failure;
 use crate::secret::Secret;
+use crate::store::testing::PATIENCE;
 use crate::store::testing_owner::{Database, slot_of};
 use crate::task::State;
 use crate::wait::Waits;

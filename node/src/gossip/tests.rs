@@ -1,15 +1,18 @@
-//! Real nodes on real sockets of the loopback.
+//! Real nodes on real sockets of the loopback, in a time of their own.
+//!
+//! It goes on only when every node waits for it, so that nobody is called dead because the machine is busy. What is sent over the
+//! loopback has arrived when it is sent.
 
 use std::future::Future;
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::*;
 
-/// A quarter of the product's, so that deaths are noticed in 0.4 s.
-const INTERVAL: Duration = Duration::from_millis(50);
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long a test waits for what must happen.
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
@@ -83,7 +86,7 @@ fn serves(name: &'static str) -> impl Fn(&[Peer]) -> bool {
     move |peers| peers.iter().any(|peer| peer.name == name && peer.serving)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn three_nodes_find_each_other() {
     let [a, _, c] = mesh().await;
     let peers = sees(&a, &["a1", "b2", "c3"]).await;
@@ -101,7 +104,7 @@ async fn three_nodes_find_each_other() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn flags_spread() {
     let [a, b, c] = mesh().await;
     b.set_serving(true).await;
@@ -115,22 +118,20 @@ async fn flags_spread() {
     }
 }
 
-#[tokio::test]
-async fn a_killed_node_disappears_within_twelve_intervals_and_slack() {
+#[tokio::test(start_paused = true)]
+async fn a_killed_node_disappears_after_seven_to_twelve_intervals() {
     let [a, b, c] = mesh().await;
     let died = Instant::now();
     drop(c);
     sees(&a, &["a1", "b2"]).await;
     sees(&b, &["a1", "b2"]).await;
     let noticed = died.elapsed();
-    println!("noticed after {noticed:?}");
     // The last beat was up to an interval before the death, hence the lower bound.
     assert!(noticed > INTERVAL.mul_f64(5.0), "no flapping: {noticed:?}");
-    // Twice the stated twelve intervals: tests share their cores with each other.
-    assert!(noticed < INTERVAL * 24, "{noticed:?}");
+    assert!(noticed < INTERVAL * 12, "{noticed:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_says_so_is_gone_while_it_still_speaks() {
     let [a, b, c] = mesh().await;
     c.tell(key::LEFT, true).await;
@@ -144,7 +145,7 @@ async fn a_node_that_says_so_is_gone_while_it_still_speaks() {
     assert!(is_live);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn leaving_frees_the_port_and_is_no_end_by_itself() {
     let [a, b, c] = mesh().await;
     let address = c.address();
@@ -156,7 +157,7 @@ async fn leaving_frees_the_port_and_is_no_end_by_itself() {
     assert!(timeout(INTERVAL, stopped).await.is_err());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_higher_incarnation_replaces_the_lower_at_once() {
     let [a, b, old] = mesh().await;
     let new = node("c", 4, &[a.address()]).await;
@@ -168,7 +169,7 @@ async fn a_higher_incarnation_replaces_the_lower_at_once() {
     assert_eq!(peers[2].gossip, new.address());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_zombie_of_a_name_that_left_is_not_seen_again() {
     let [a, _b, _zombie] = mesh().await;
     let new = node("c", 4, &[a.address()]).await;
@@ -177,7 +178,7 @@ async fn the_zombie_of_a_name_that_left_is_not_seen_again() {
     sees(&a, &["a1", "b2"]).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_restart_on_the_same_port_does_not_stop_the_others() {
     let [a, b, c] = mesh().await;
     let address = c.address();
@@ -194,7 +195,7 @@ async fn a_restart_on_the_same_port_does_not_stop_the_others() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_same_incarnation_given_twice_is_seen_as_a_new_start() {
     let a = node("a", 1, &[]).await;
     let b = node("b", 2, &[a.address()]).await;
@@ -211,7 +212,7 @@ async fn the_same_incarnation_given_twice_is_seen_as_a_new_start() {
     sees(&a, &["a1", "b2"]).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn suggested_addresses_lead_to_a_mesh_without_seeds() {
     let a = node("a", 1, &[]).await;
     let b = node("b", 2, &[]).await;
@@ -220,7 +221,7 @@ async fn suggested_addresses_lead_to_a_mesh_without_seeds() {
     sees(&b, &["a1", "b2"]).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn seeds_may_be_names_and_some_may_not_resolve() {
     let a = node("a", 1, &[]).await;
     let mut config = config(&[]);
@@ -232,7 +233,7 @@ async fn seeds_may_be_names_and_some_may_not_resolve() {
     sees(&b, &["a1", "b2"]).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_secret_or_cluster_is_never_admitted_and_counted() {
     let a = node("a", 1, &[]).await;
     let mut other_secret = config(&[a.address()]);
@@ -282,7 +283,7 @@ async fn tap(
     (address, recorded, forward)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn recorded_datagrams_are_dropped_by_the_node_and_by_its_successor() {
     let a = node("a", 1, &[]).await;
     let (tapped, recorded, forward) = tap(a.address()).await;
@@ -323,7 +324,7 @@ async fn recorded_datagrams_are_dropped_by_the_node_and_by_its_successor() {
     assert_eq!(states, 1, "it has not heard of b");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_flood_of_garbage_keeps_nobody_out() {
     let a = node("a", 1, &[]).await;
     let address = a.address();
@@ -352,7 +353,7 @@ async fn a_flood_of_garbage_keeps_nobody_out() {
 }
 
 /// Whoever knows the secret may still speak another encoding.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_authentic_message_that_is_not_understood_is_counted_and_survived() {
     let a = node("a", 1, &[]).await;
     let mut channel = Channel::new(key_of(&config(&[])), [7; 16]);
@@ -380,7 +381,7 @@ async fn an_authentic_message_that_is_not_understood_is_counted_and_survived() {
     sees(&b, &["a1", "b2"]).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_end_of_the_loop_is_told() {
     let a = node("a", 1, &[]).await;
     let stopped = a.stopped();
@@ -389,7 +390,7 @@ async fn the_end_of_the_loop_is_told() {
     assert!(matches!(error, Error::Ended(_)), "{error}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_busy_port_and_a_wrong_configuration_are_refused() {
     let a = node("a", 1, &[]).await;
     let mut busy = config(&[]);

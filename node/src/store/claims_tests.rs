@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::store::testing::PATIENCE;
 use crate::store::testing_owner::{Database, slot_of};
 use crate::task::State;
 
@@ -101,7 +102,7 @@ async fn a_stale_owner_can_neither_claim_nor_write() {
 async fn a_node_whose_lease_is_over_writes_nothing_and_its_claim_says_so() {
     let db = Database::new().await;
     let slot = slot_of("k");
-    let me = db.node("a", Duration::from_millis(1)).await;
+    let me = db.node("a", Duration::ZERO).await;
     let epoch = db.take(me, &[slot]).await[0].1;
     db.submit("noop", "k", "1").await;
     let answer = db.store.claim(me, &[probe(slot, epoch, 0)]).await.unwrap();
@@ -400,7 +401,7 @@ async fn the_horizon_waits_for_every_transaction_that_holds_a_number() {
     assert!(second.xmin < first.here, "{first:?} {second:?}");
     open.commit().await.unwrap();
     // Other databases of the same server count as well.
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while db.store.horizon().await.unwrap().xmin < first.here {
         assert!(tokio::time::Instant::now() < deadline);
     }

@@ -4,8 +4,7 @@ use chrono::TimeDelta;
 
 use super::*;
 use crate::demo::flights::Flight;
-use crate::dev::{Postgres, postgres};
-use crate::store;
+use crate::store::testing::fresh;
 
 fn flight(line: i64) -> Flight {
     let text = String::new;
@@ -40,16 +39,8 @@ fn author(line: i64) -> Author<'static> {
 
 #[tokio::test]
 async fn an_effect_is_written_only_onto_the_state_that_it_was_computed_from() {
-    let server = Postgres::start(postgres::Options::for_tests()).await.unwrap();
-    let store = Store::new(&store::Options {
-        url: server.url(),
-        connections: 2,
-        hot_connections: 1,
-        ttl: std::time::Duration::from_secs(3),
-        application: "test".into(),
-    })
-    .unwrap();
-    store.migrate().await.unwrap();
+    let fresh = fresh().await;
+    let store = &fresh.store;
     let plane = Aircraft {
         seats: Some(2),
         model: Some("A".into()),
@@ -105,16 +96,8 @@ async fn an_effect_is_written_only_onto_the_state_that_it_was_computed_from() {
 
 #[tokio::test]
 async fn a_pause_is_measured_only_where_a_flight_waited() {
-    let server = Postgres::start(postgres::Options::for_tests()).await.unwrap();
-    let store = Store::new(&store::Options {
-        url: server.url(),
-        connections: 2,
-        hot_connections: 1,
-        ttl: std::time::Duration::from_secs(3),
-        application: "test".into(),
-    })
-    .unwrap();
-    store.migrate().await.unwrap();
+    let fresh = fresh().await;
+    let store = &fresh.store;
     store.demo_create("run", &[], &["N1"]).await.unwrap();
     let began = store.demo_now().await.unwrap();
     let slots = store.demo_slots().await.unwrap();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
+use super::testing::{PATIENCE, patient};
 use super::testing_owner::{Database, slot_of};
 use super::*;
 use crate::task::Claimed;
@@ -49,7 +50,7 @@ async fn number(db: &Database, sql: &str) -> i64 {
 
 /// Polls until the answer of a statement, one boolean, is true.
 async fn until(db: &Database, sql: &str) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let holds: bool = sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
             .fetch_one(&db.store.pool)
@@ -546,14 +547,7 @@ async fn a_crash_of_postgres_takes_back_no_number_that_a_poll_told() {
     assert!(before.last_id > 200);
     fresh.server.kill().await.unwrap();
     fresh.server.restart().await.unwrap();
-    let store = Store::new(&Options {
-        url: fresh.server.url(),
-        connections: 2,
-        hot_connections: 2,
-        ttl: Duration::from_secs(3),
-        application: "ringmesh test".into(),
-    })
-    .unwrap();
+    let store = patient(&fresh.server.url(), "ringmesh test");
     let after = store.horizon().await.unwrap();
     assert!(
         after.last_id >= before.last_id && after.here > before.here,

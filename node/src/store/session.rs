@@ -70,9 +70,19 @@ pub(crate) struct Pool {
 impl Pool {
     /// Connects only when first used. Each question may take as long as `limit`.
     pub(crate) fn new(size: u32, options: PgConnectOptions, limit: Duration, silence: &Arc<Silence>) -> Self {
+        Self::acquired_within(ACQUIRE_WITHIN, size, options, limit, silence)
+    }
+
+    fn acquired_within(
+        acquire_within: Duration,
+        size: u32,
+        options: PgConnectOptions,
+        limit: Duration,
+        silence: &Arc<Silence>,
+    ) -> Self {
         let inner = PgPoolOptions::new()
             .max_connections(size)
-            .acquire_timeout(ACQUIRE_WITHIN)
+            .acquire_timeout(acquire_within)
             .max_lifetime(Duration::from_secs(1800))
             .test_before_acquire(false)
             .before_acquire({
@@ -109,6 +119,16 @@ impl Pool {
             limit,
             ..self.clone()
         }
+    }
+
+    /// A pool like this one that waits so long for connections and answers: a busy machine may take long for both.
+    #[cfg(test)]
+    pub(super) fn patient(&self, within: Duration) -> Self {
+        let (size, options) = (
+            self.inner.options().get_max_connections(),
+            self.inner.connect_options(),
+        );
+        Self::acquired_within(within, size, options.as_ref().clone(), within, &self.silence)
     }
 
     /// A session for several statements.

@@ -8,6 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
+use crate::store::testing::PATIENCE;
 use crate::store::testing_owner::Database;
 use crate::store::{Options, Probe, Store};
 
@@ -68,7 +69,7 @@ async fn ask(pool: &Pool) -> Result<i32, sqlx::Error> {
 }
 
 async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     while !holds().await {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(20)).await;
@@ -84,9 +85,15 @@ async fn connections_that_fell_silent_keep_no_place_in_their_pool() {
     let way = Way::to(direct.get_port()).await;
     let pool = Pool::new(SIZE, direct.port(way.port), LIMIT, &Arc::default());
     for _ in 0..3 {
-        let used = [pool.acquire(), pool.acquire(), pool.acquire()];
-        let mut used = futures::future::try_join_all(used).await.unwrap();
+        let mut used = Vec::new();
+        until("all are had at once", async || {
+            used.extend(pool.acquire().await);
+            used.len() == SIZE as usize
+        })
+        .await;
         let mut returned = used.pop().unwrap();
+        // This one is answered, however slow the machine.
+        returned.limit = PATIENCE;
         assert!(ask(&pool).await.is_err(), "the pool is full");
         sqlx::query("select 1").execute(&mut returned).await.unwrap();
         way.fall_silent();
@@ -120,7 +127,8 @@ async fn what_lay_idle_in_a_silence_is_not_asked() {
     let way = Way::to(direct.get_port()).await;
     let silence = Arc::new(Silence::default());
     // The test would not end if it waited for answers.
-    let pool = Pool::new(2, direct.port(way.port), Duration::from_secs(3600), &silence);
+    let (size, limit) = (2, Duration::from_secs(3600));
+    let pool = Pool::acquired_within(PATIENCE, size, direct.port(way.port), limit, &silence);
     let both = futures::future::try_join_all([pool.acquire(), pool.acquire()])
         .await
         .unwrap();

@@ -8,6 +8,9 @@ use super::{Options, Store};
 use crate::dev::Postgres;
 use crate::dev::postgres;
 
+/// After so long without what it waits for, a test has failed. It bounds nothing else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
 pub(crate) struct Fresh {
     pub(crate) store: Store,
     pub(crate) server: Postgres,
@@ -20,16 +23,33 @@ pub(crate) async fn fresh() -> Fresh {
 
 pub(crate) async fn fresh_with(options: postgres::Options) -> Fresh {
     let server = Postgres::start(options).await.unwrap();
-    let store = Store::new(&Options {
-        url: server.url(),
-        connections: 10,
-        hot_connections: 4,
-        ttl: Duration::from_secs(3),
-        application: "ringmesh test".into(),
-    })
-    .unwrap();
+    let store = patient(&server.url(), "ringmesh test");
     store.migrate().await.unwrap();
     Fresh { store, server }
+}
+
+/// Access as a node has it.
+pub(crate) fn store(url: &str, application: &str) -> Store {
+    Store::new(&Options {
+        url: url.to_owned(),
+        connections: 10,
+        hot_connections: 6,
+        // Of leases themselves nothing is tested here; what stays open in a test must outlast a busy machine.
+        ttl: Duration::from_secs(600),
+        application: application.to_owned(),
+    })
+    .unwrap()
+}
+
+/// Access that waits for connections as long as a test does, as a busy machine may take long to open one.
+pub(crate) fn patient(url: &str, application: &str) -> Store {
+    let store = store(url, application);
+    Store {
+        pool: store.pool.patient(PATIENCE),
+        control: store.control.patient(PATIENCE),
+        hot: store.hot.patient(PATIENCE),
+        ..store
+    }
 }
 
 impl Fresh {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use ringmesh_ring::{Epoch, Key, Slot};
 use sqlx::{Connection, PgConnection};
 
-use super::{Me, Options, Registration, Store};
+use super::testing::{PATIENCE, patient};
+use super::{Me, Registration, Store};
 use crate::dev::{Postgres, postgres};
 use crate::task::{State, TaskId, View};
 
@@ -25,7 +26,7 @@ impl Database {
                 (Some(server), url)
             }
         };
-        let store = store(&url, "ringmesh test");
+        let store = patient(&url, "ringmesh test");
         store.migrate().await.unwrap();
         Database {
             store,
@@ -36,7 +37,7 @@ impl Database {
 
     /// Another node's access, with connections of its own.
     pub(crate) fn another(&self) -> Store {
-        store(&self.url, "ringmesh test node")
+        patient(&self.url, "ringmesh test node")
     }
 
     pub(crate) async fn node(&self, name: &str, ttl: Duration) -> Me {
@@ -122,7 +123,7 @@ impl Database {
     }
 
     pub(crate) async fn wait_for(&self, id: TaskId, holds: impl Fn(&View) -> bool) -> View {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let view = self.view(id).await;
             if holds(&view) {
@@ -149,17 +150,6 @@ async fn new_database(base: &str) -> String {
         .await
         .unwrap();
     format!("{base}/{name}")
-}
-
-fn store(url: &str, application: &str) -> Store {
-    Store::new(&Options {
-        url: url.to_owned(),
-        connections: 8,
-        hot_connections: 6,
-        ttl: Duration::from_secs(3),
-        application: application.to_owned(),
-    })
-    .unwrap()
 }
 
 pub(crate) fn slot_of(key: &str) -> Slot {

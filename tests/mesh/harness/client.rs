@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// Longer than a node takes to answer that it does not know.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An answer, whatever its status.
 #[derive(Debug)]

@@ -23,12 +23,9 @@ use super::*;
 use crate::directory::{Directory, Node as Member};
 use crate::hint::{Hint, Local};
 use crate::store::Me;
-use crate::store::testing::fresh;
+use crate::store::testing::{PATIENCE, fresh};
 use crate::task::TaskId;
 use crate::wait::Waits;
-
-/// How long anything may take here before the test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Takes down what reached the node's dispatch.
 #[derive(Default)]
@@ -88,7 +85,7 @@ async fn start(store: &Store, setup: Setup) -> Node {
     let hints = Hints::start(receiver.clone(), &Secret::new("cluster"), waits).unwrap();
     let seen = Arc::new(Seen::default());
     hints.attach(Arc::clone(&seen) as Arc<dyn Local>);
-    let submits = Submits::start(store.clone(), hints.clone());
+    let submits = Submits::start(store.clone(), hints.clone()).patient(PATIENCE);
     let life = Life::new();
     life.begin(LifeHandle {
         me: Me {

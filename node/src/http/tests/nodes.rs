@@ -66,7 +66,7 @@ async fn nodes_hint_offer_and_pass_on() {
 
     // The end of a task is told to the node where the client waits.
     let id: TaskId = ids[1].body["id"].as_str().unwrap().parse().unwrap();
-    let path = format!("/v1/tasks/{id}?wait=15s");
+    let path = format!("/v1/tasks/{id}?wait=60s");
     let end = async {
         until("somebody waits", || async { !a.hints.waits().is_empty() }).await;
         assert!(fresh.store.cancel(id).await.unwrap());

@@ -1,5 +1,6 @@
 //! Slow, silent and too many connections; tokens; the stop.
 
+use std::io::Write as _;
 use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,6 +15,14 @@ async fn to_the_end(stream: &mut TcpStream) -> String {
         .await
         .expect("never closed");
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// A connection on which so much is sent before the server, which runs on the same thread, can look at it.
+fn opened(node: &Node, bytes: &str) -> TcpStream {
+    let mut stream = std::net::TcpStream::connect(node.address).unwrap();
+    stream.write_all(bytes.as_bytes()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    TcpStream::from_std(stream).unwrap()
 }
 
 #[tokio::test]
@@ -36,17 +45,13 @@ async fn slow_and_silent_connections_are_closed_and_hold_up_nobody() {
     .await;
     let began = Instant::now();
 
-    let mut silent = TcpStream::connect(node.address).await.unwrap();
-    let mut dribbling = TcpStream::connect(node.address).await.unwrap();
-    dribbling
-        .write_all(b"GET /v1/mesh HTTP/1.1\r\nhost: loc")
-        .await
-        .unwrap();
-    let mut slow = TcpStream::connect(node.address).await.unwrap();
+    let mut silent = opened(&node, "");
+    let mut dribbling = opened(&node, "GET /v1/mesh HTTP/1.1\r\nhost: loc");
     let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
-    slow.write_all(head.as_bytes()).await.unwrap();
-
-    assert_eq!(node.get("/health/live").await.status, 200);
+    let mut slow = opened(&node, head);
+    let whole = "GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let quickly = to_the_end(&mut opened(&node, whole)).await;
+    assert!(quickly.starts_with("HTTP/1.1 200"), "{quickly}");
     assert_eq!(to_the_end(&mut silent).await, "");
     let cut = to_the_end(&mut dribbling).await;
     assert!(cut.is_empty() || cut.starts_with("HTTP/1.1 408"), "{cut}");
@@ -55,7 +60,7 @@ async fn slow_and_silent_connections_are_closed_and_hold_up_nobody() {
         cut.starts_with("HTTP/1.1 408") && cut.contains("too_slow"),
         "{cut}"
     );
-    assert!(began.elapsed() >= quick && began.elapsed() < PATIENCE);
+    assert!(began.elapsed() >= quick);
 }
 
 #[tokio::test]
@@ -63,6 +68,7 @@ async fn a_connection_too_many_is_told_so() {
     let fresh = fresh().await;
     let limits = Limits {
         connections: 2,
+        head_within: PATIENCE,
         ..Limits::default()
     };
     let node = start(
@@ -109,14 +115,27 @@ async fn a_connection_too_many_is_told_so() {
 #[tokio::test]
 async fn a_stop_lets_requests_end_and_is_held_up_by_no_idle_connection() {
     let fresh = fresh().await;
-    let node = start(&fresh.store, Setup::default()).await;
+    let never = Duration::from_secs(1 << 20);
+    let limits = Limits {
+        head_within: never,
+        stop_within: never,
+        ..Limits::default()
+    };
+    let node = start(
+        &fresh.store,
+        Setup {
+            limits,
+            ..Setup::default()
+        },
+    )
+    .await;
     // One has never sent anything, one idles after its answer.
     let mut silent = TcpStream::connect(node.address).await.unwrap();
     assert_eq!(node.get("/health/live").await.status, 200);
     let body = r#"{"kind":"k","key":"a","payload":1}"#;
     let under_way = tokio::spawn({
         let request = node
-            .request(Method::POST, "/v1/tasks?wait=2s")
+            .request(Method::POST, "/v1/tasks?wait=60s")
             .header("content-type", "application/json");
         async move { answer(request.body(body)).await }
     });
@@ -124,17 +143,22 @@ async fn a_stop_lets_requests_end_and_is_held_up_by_no_idle_connection() {
         !node.hints.waits().is_empty()
     })
     .await;
-    let began = Instant::now();
     node.shutdown.cancel();
+    until("nobody is listened to any more", || async {
+        TcpStream::connect(node.address).await.is_err()
+    })
+    .await;
+    assert!(!node.served.is_finished(), "a request is under way");
+    let id = TaskId {
+        slot: ringmesh_ring::Slot::of_bytes(b"a"),
+        number: fresh.number("select id from ringmesh.task").await,
+    };
+    assert!(fresh.store.cancel(id).await.unwrap());
     assert_eq!(under_way.await.unwrap().status, 201);
     tokio::time::timeout(PATIENCE, node.served)
         .await
-        .expect("never ended")
+        .expect("the idle connections held it up")
         .unwrap();
-    assert!(
-        began.elapsed() < Duration::from_secs(9),
-        "the idle connections held it up"
-    );
     assert_eq!(to_the_end(&mut silent).await, "");
     assert!(TcpStream::connect(node.address).await.is_err());
 }

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::store::testing::store;
 use crate::task::Submit;
 
 fn task(key: &str, payload: &str) -> Submit {
@@ -361,7 +362,7 @@ async fn a_wait_is_answered_when_the_task_ends() {
         task[0].as_ref().map(|view| view.id)
     };
     let body = json!({"kind": "k", "key": "a", "payload": 1}).to_string();
-    let submit = node.post("/v1/tasks?wait=15s", body.clone());
+    let submit = node.post("/v1/tasks?wait=60s", body.clone());
     let end = async {
         until("the task is there", || async { id().await.is_some() }).await;
         assert_eq!(fresh.number("select waiter from ringmesh.task").await, 1);
@@ -377,7 +378,7 @@ async fn a_wait_is_answered_when_the_task_ends() {
         .as_str()
         .unwrap()
         .to_owned();
-    let path = format!("/v1/tasks/{second}?wait=15");
+    let path = format!("/v1/tasks/{second}?wait=60");
     let end = async {
         until("somebody waits", || async { !node.hints.waits().is_empty() }).await;
         assert!(fresh.store.cancel(second.parse().unwrap()).await.unwrap());
@@ -397,7 +398,7 @@ async fn a_wait_is_answered_when_the_task_ends() {
 
 #[tokio::test]
 async fn without_an_answer_from_postgres_a_submit_is_not_taken_or_unknown_but_never_doubled() {
-    let mut fresh = fresh().await;
+    let fresh = fresh().await;
     let node = start(&fresh.store, Setup::default()).await;
     let mut blocker = fresh.session().await;
     let body = json!({"kind": "k", "key": "a", "payload": 1});
@@ -460,8 +461,14 @@ async fn without_an_answer_from_postgres_a_submit_is_not_taken_or_unknown_but_ne
         );
     }
     assert_eq!(node.get("/v1/mesh").await.status, 200);
-    set_stalled(false);
+}
 
+#[tokio::test]
+async fn without_postgres_submits_and_reads_are_refused_and_the_node_lives() {
+    let mut fresh = fresh().await;
+    // Patient access would outlast its clients.
+    let node = start(&store(&fresh.server.url(), "ringmesh test"), Setup::default()).await;
+    let body = json!({"kind": "k", "key": "a", "payload": 1});
     fresh.server.stop().await.unwrap();
     // Sessions that stood are found broken first, which may hide a commit.
     until("the node sees that Postgres is gone", || async {
