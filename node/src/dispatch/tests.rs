@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::builtin;
@@ -40,14 +41,14 @@ const FAR: Duration = Duration::from_secs(1 << 30);
 
 impl Life {
     async fn start(handlers: Handlers, keys: &[&str]) -> Self {
-        Self::with(Database::new().await, handlers, keys, limits()).await
+        Self::with(Database::new().await, "a", handlers, keys, limits()).await
     }
 
-    async fn with(db: Database, handlers: Handlers, keys: &[&str], limits: Limits) -> Self {
+    async fn with(db: Database, name: &str, handlers: Handlers, keys: &[&str], limits: Limits) -> Self {
         let mut slots: Vec<Slot> = keys.iter().map(|key| slot_of(key)).collect();
         slots.sort_unstable();
         slots.dedup();
-        let (me, slots) = db.owner("a", &slots).await;
+        let (me, slots) = db.owner(name, &slots).await;
         let trust = Arc::new(Trust::new());
         trust.extend(clock::now() + FAR);
         trust.set_session(true);
@@ -80,10 +81,66 @@ impl Life {
     }
 
     async fn left(&mut self) -> Vec<(Slot, Epoch)> {
-        tokio::time::timeout(Duration::from_secs(10), self.quiet.recv())
+        tokio::time::timeout(PATIENCE, self.quiet.recv())
             .await
             .unwrap()
             .unwrap()
+    }
+
+    /// Waits until this holds of what dispatch says of itself.
+    async fn until(&self, holds: impl Fn(&Stats) -> bool) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while !holds(&self.dispatch.stats()) {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "still {:?}",
+                self.dispatch.stats()
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// What runs of the kinds `wait` and `ignore` tell and wait for.
+struct Gate {
+    open: CancellationToken,
+    began: mpsc::UnboundedReceiver<()>,
+}
+
+impl Gate {
+    /// `wait` ends when the gate opens, or cancelled; `ignore` never ends by itself.
+    fn closed() -> (Handlers, Gate) {
+        let open = CancellationToken::new();
+        let (begin, began) = mpsc::unbounded_channel();
+        let (gate, begun) = (open.clone(), begin.clone());
+        let handlers = Handlers::new()
+            .add("wait", move |context: Context, _: Value| {
+                let (gate, begin) = (gate.clone(), begin.clone());
+                async move {
+                    begin.send(()).unwrap();
+                    tokio::select! {
+                        () = gate.cancelled() => Ok(()),
+                        () = context.cancellation().cancelled() => Err(Failure::new("cancelled while it waited")),
+                    }
+                }
+            })
+            .add("ignore", move |_, _: Value| {
+                begun.send(()).unwrap();
+                std::future::pending::<Result<(), Failure>>()
+            });
+        (handlers, Gate { open, began })
+    }
+
+    /// Waits until one more run has begun. A task that is claimed need not run yet.
+    async fn began(&mut self) {
+        tokio::time::timeout(PATIENCE, self.began.recv())
+            .await
+            .unwrap()
+            .unwrap();
+    }
+
+    fn open(&self) {
+        self.open.cancel();
     }
 }
 
@@ -136,7 +193,7 @@ async fn a_task_that_fails_is_tried_again_before_the_next_of_its_key_starts() {
     let failing = life.db.submit("fail", "k", r#"{"times": 3}"#).await;
     let dying = life
         .db
-        .submit_with("fail", "k", r#"{"times": 9}"#, 0, 2, 1000)
+        .submit_with("fail", "k", r#"{"times": 9}"#, 0, 2, 300_000)
         .await;
     let next = life.db.submit("echo", "k", r#"{"a": "b"}"#).await;
     let end = life.db.end_of(next).await;
@@ -160,7 +217,7 @@ async fn what_goes_wrong_in_a_handler_ends_its_task_and_nothing_else() {
             Err::<(), _>(Failure::new("e\0".repeat(5000)).fatal())
         });
     let life = Life::start(handlers, &["k"]).await;
-    let panicking = life.db.submit_with("panic", "k", "1", 0, 1, 1000).await;
+    let panicking = life.db.submit_with("panic", "k", "1", 0, 1, 300_000).await;
     let unreadable = life.db.submit("sleep", "k", r#"{"ms": "long"}"#).await;
     let nul = life.db.submit("nul", "k", "1").await;
     let large = life.db.submit("large", "k", "1").await;
@@ -203,32 +260,39 @@ async fn what_goes_wrong_in_a_handler_ends_its_task_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_past_its_timeout_is_cancelled_then_aborted_and_fails() {
-    let life = Life::start(Handlers::new(), &["k"]).await;
-    let polite = life
-        .db
-        .submit_with("sleep", "k", r#"{"ms": 60000}"#, 0, 1, 100)
-        .await;
-    let stubborn = life
-        .db
-        .submit_with("stubborn", "k", r#"{"ms": 60000}"#, 0, 1, 100)
-        .await;
-    let end = life.db.end_of(stubborn).await;
-    let error = end.error.unwrap();
+    let end = async |name, db, kind, grace| {
+        let (handlers, _gate) = Gate::closed();
+        let limits = Limits { grace, ..limits() };
+        let life = Life::with(db, name, handlers, &["k"], limits).await;
+        let id = life.db.submit_with(kind, "k", "1", 0, 1, 100).await;
+        let end = life.db.end_of(id).await;
+        life.dispatch.stop().await;
+        (life.db, end.state, end.error.unwrap())
+    };
+    let (db, state, error) = end("a", Database::new().await, "wait", FAR).await;
     assert!(
-        end.state == State::Dead && error.starts_with("timeout: ") && error.ends_with("aborted"),
+        state == State::Dead
+            && error.starts_with("timeout: ")
+            && error.ends_with("cancelled while it waited"),
         "{error}"
     );
-    let end = life.db.view(polite).await;
-    assert!(end.state == State::Dead && end.error.unwrap().ends_with("cancelled while it slept"));
+    let (_, state, error) = end("b", db, "ignore", Duration::from_millis(50)).await;
+    assert!(
+        state == State::Dead && error.starts_with("timeout: ") && error.ends_with("aborted"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leaving_slot_gives_back_what_waits_and_lets_runs_end() {
-    let mut life = Life::start(Handlers::new(), &["k"]).await;
-    let running = life.db.submit("sleep", "k", r#"{"ms": 300}"#).await;
+    let (handlers, mut gate) = Gate::closed();
+    let mut life = Life::start(handlers, &["k"]).await;
+    let running = life.db.submit("wait", "k", "1").await;
     let waiting = life.db.submit("noop", "k", "1").await;
-    life.db.reaches(running, State::Running).await;
-    life.dispatch.leave(life.only(), Duration::from_secs(60));
+    gate.began().await;
+    life.until(|stats| stats.waiting == 1).await;
+    life.dispatch.leave(life.only(), FAR);
+    gate.open();
     assert_eq!(life.left().await, life.slots);
     assert_eq!(life.db.view(running).await.state, State::Succeeded);
     assert_eq!(life.db.view(waiting).await.state, State::Pending);
@@ -244,11 +308,12 @@ async fn a_leaving_slot_gives_back_what_waits_and_lets_runs_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_the_deadline_of_a_leave_runs_are_cancelled_and_given_back_uncounted() {
-    let mut life = Life::start(Handlers::new(), &["a", "b"]).await;
-    let polite = life.db.submit("sleep", "a", r#"{"ms": 60000}"#).await;
-    let stubborn = life.db.submit("stubborn", "b", r#"{"ms": 60000}"#).await;
-    life.db.reaches(polite, State::Running).await;
-    life.db.reaches(stubborn, State::Running).await;
+    let (handlers, mut gate) = Gate::closed();
+    let mut life = Life::start(handlers, &["a", "b"]).await;
+    let polite = life.db.submit("wait", "a", "1").await;
+    let stubborn = life.db.submit("ignore", "b", "1").await;
+    gate.began().await;
+    gate.began().await;
     life.dispatch.leave(life.only(), Duration::ZERO);
     let mut left = life.left().await;
     while left.len() < 2 {
@@ -262,13 +327,15 @@ async fn at_the_deadline_of_a_leave_runs_are_cancelled_and_given_back_uncounted(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_starts_without_trust_and_its_end_cancels_runs() {
-    let life = Life::start(Handlers::new(), &["k"]).await;
-    let running = life.db.submit("sleep", "k", r#"{"ms": 1500}"#).await;
-    life.db.reaches(running, State::Running).await;
+    let (handlers, mut gate) = Gate::closed();
+    let life = Life::start(handlers, &["k"]).await;
+    let running = life.db.submit("wait", "k", "1").await;
+    gate.began().await;
     life.trust.end();
     life.dispatch.trust_ended();
     let view = life.db.reaches(running, State::Pending).await;
     assert_eq!((view.failures, view.crashes), (0, 0));
+    gate.open();
     life.trust.extend(clock::now() + FAR);
     life.trust.set_session(true);
     assert_eq!(life.db.end_of(running).await.state, State::Succeeded);
@@ -276,9 +343,10 @@ async fn nothing_starts_without_trust_and_its_end_cancels_runs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_slot_is_forgotten_and_nothing_of_its_runs_is_written() {
-    let life = Life::start(Handlers::new(), &["k"]).await;
-    let id = life.db.submit("sleep", "k", r#"{"ms": 60000}"#).await;
-    life.db.reaches(id, State::Running).await;
+    let (handlers, mut gate) = Gate::closed();
+    let life = Life::start(handlers, &["k"]).await;
+    let id = life.db.submit("wait", "k", "1").await;
+    gate.began().await;
     let other = life.db.node("other", Duration::from_secs(600)).await;
     let taken = life.db.take(other, &life.only()).await;
     life.dispatch.lost(life.slots.clone());
@@ -303,10 +371,11 @@ async fn a_lost_slot_is_forgotten_and_nothing_of_its_runs_is_written() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_run_ends_and_its_key_goes_on() {
-    let life = Life::start(Handlers::new(), &["k"]).await;
-    let id = life.db.submit("sleep", "k", r#"{"ms": 60000}"#).await;
+    let (handlers, mut gate) = Gate::closed();
+    let life = Life::start(handlers, &["k"]).await;
+    let id = life.db.submit("wait", "k", "1").await;
     let next = life.db.submit("noop", "k", "1").await;
-    life.db.reaches(id, State::Running).await;
+    gate.began().await;
     assert!(life.db.store.cancel(id).await.unwrap());
     life.dispatch.cancelled(id);
     assert_eq!(life.db.end_of(next).await.state, State::Succeeded);
@@ -350,12 +419,12 @@ async fn effects_in_a_tasks_transaction_commit_with_it_or_not_at_all() {
         .execute(&db.store.pool)
         .await
         .unwrap();
-    let life = Life::with(db, writer(), &["k"], limits()).await;
+    let life = Life::with(db, "a", writer(), &["k"], limits()).await;
     let good = life.db.submit("write", "k", r#""good""#).await;
     let failing = life.db.submit("write", "k", r#""fail""#).await;
     let refused = life
         .db
-        .submit_with("write", "k", r#""refused""#, 0, 1, 5000)
+        .submit_with("write", "k", r#""refused""#, 0, 1, 300_000)
         .await;
     let slow = life.db.submit_with("write", "k", r#""slow""#, 0, 1, 100).await;
     assert_eq!(life.db.end_of(good).await.state, State::Succeeded);
@@ -369,15 +438,11 @@ async fn effects_in_a_tasks_transaction_commit_with_it_or_not_at_all() {
         .unwrap();
     assert_eq!(effects, ["good"]);
     let fenced = life.db.submit("write", "k", r#""fenced""#).await;
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
-    while life.dispatch.stats().fenced == 0 {
-        assert!(tokio::time::Instant::now() < deadline);
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    life.until(|stats| stats.fenced > 0).await;
     assert_eq!(life.db.view(fenced).await.state, State::Pending);
     assert_eq!(life.db.count("select count(*) from effect").await, 1);
     let left = "select count(*) from pg_stat_activity where datname = current_database() and (query like '%pg_sleep%' and pid <> pg_backend_pid() or state like 'idle in transaction%')";
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while life.db.count(left).await > 0 {
         assert!(
             tokio::time::Instant::now() < deadline,
@@ -404,7 +469,7 @@ async fn connections_that_break_lose_nothing_and_keep_the_order() {
                 .ok();
         }
     }
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while sqlx::query_scalar::<_, i64>("select count(*) from ringmesh.task")
         .fetch_one(&life.db.store.pool)
         .await
@@ -444,7 +509,7 @@ async fn a_kind_without_a_handler_waits_and_holds_its_key() {
     let life = Life::start(Handlers::new(), &["k"]).await;
     let strange = life.db.submit("strange", "k", "1").await;
     let next = life.db.submit("noop", "k", "1").await;
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while life
         .db
         .count("select count(*) from ringmesh.held_key where reason = 'kind'")
