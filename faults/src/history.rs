@@ -27,7 +27,7 @@ pub struct History {
     pub events: Vec<Event>,
     /// Counts of tasks by state, each from one snapshot.
     pub samples: Vec<Sample>,
-    /// Whom each node holds for the owner of each slot, as digests.
+    /// Who owns how much, as each node has it in memory, each second.
     pub views: Vec<View>,
     /// What the run did, and when: quiet, faults, heals, drain.
     pub moments: Vec<Moment>,
@@ -107,6 +107,8 @@ pub enum Row {
     },
     /// A row of effects was changed or deleted, which nothing ever does.
     EffectTouched,
+    /// A table was emptied, which nothing ever does.
+    Truncated { table: Box<str> },
     /// The balance of a bank account after a transfer.
     Account { account: i32, balance: i64 },
 }
@@ -221,6 +223,8 @@ pub enum What {
     RunEnded { task: TaskId, epoch: i64, attempt: i32 },
     /// A renewal that was sent at this time succeeded.
     Renewed { sent: At, incarnation: i64 },
+    /// The members changed, or what else placement is computed from; equal digests mean equal owners of all slots.
+    Ring { digest: Box<str> },
     /// This many writes of this node were refused by their fence.
     Refused { rows: u64, what: Box<str> },
     /// A fail point acted.
@@ -240,17 +244,19 @@ pub struct Sample {
     pub bank: Option<i64>,
 }
 
-/// What a node answers when it is asked for the owner of each slot.
+/// What a node answers when it is asked for the mesh, from its memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct View {
+    /// The round: views of one round were asked for at the same time.
+    pub round: u64,
     /// When it was asked.
     pub at: At,
     /// The name of the node; `None`: Postgres itself.
     pub node: Option<Arc<str>>,
-    /// A digest of (slot, owner, epoch) over all slots; `None`: no answer.
+    /// A digest of how many slots each incarnation owns; `None`: no answer.
     pub digest: Option<u64>,
-    /// A digest of the owner that the node would like each slot to have; `None`: it did not say.
-    pub placement: Option<u64>,
+    /// Whether the node says that it holds all slots that the ring gives it.
+    pub ready: bool,
 }
 
 /// A step of the run.

@@ -244,8 +244,13 @@ impl Build {
 
     /// Node 1 is killed, and its slots that the keys `a` to `f` are in go to node 2: `a` and `d`.
     pub(super) fn kill_and_take_over(&mut self) {
+        self.kill_and_take_over_at(1);
+    }
+
+    /// The same, after so many renewals.
+    pub(super) fn kill_and_take_over_at(&mut self, renewals: i64) {
         self.fault("N1", "kill", &[1]);
-        self.fence(1, 1, FencingKind::Noticed, 2);
+        self.fence(1, renewals, FencingKind::Noticed, 2);
         for slot in (0..26).step_by(3) {
             self.grant(slot, 2, 2);
         }

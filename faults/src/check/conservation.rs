@@ -52,6 +52,9 @@ impl Checker for Conservation {
                 Row::FinishedTouched { id } => {
                     found.push(Violation::new("touched", format!("the end of {id} was changed")).row(change));
                 }
+                Row::Truncated { table } => {
+                    found.push(Violation::new("touched", format!("{table} was emptied")).row(change));
+                }
                 Row::Task { .. } | Row::Finished { .. } if change.transaction == baseline => stood += 1,
                 _ => {}
             }
@@ -177,6 +180,9 @@ mod tests {
         let mut build = good();
         let claim = build.done("c", 1);
         build.commit([Row::FinishedTouched { id: claim.id }]);
+        build.fails(&Conservation, "touched");
+        let mut build = good();
+        build.commit([Row::Truncated { table: "task".into() }]);
         build.fails(&Conservation, "touched");
     }
 }

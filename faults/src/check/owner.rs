@@ -23,14 +23,11 @@
 
 use std::collections::HashMap;
 
-use super::windows::{Window, windows};
+use super::windows::{Window, aftermath, windows};
 use super::{Checker, Violation};
 use crate::history::{Change, Fencing, FencingKind, History, Row};
 
 pub(super) struct SingleOwner;
-
-/// How long after the end of a fault its consequences may come, on top of two TTLs; µs.
-const AFTERMATH: i64 = 5_000_000;
 
 #[derive(Debug)]
 struct Node<'a> {
@@ -283,7 +280,7 @@ impl<'a> Pass<'a> {
     }
 
     fn explain(&mut self, change: &Change, node: i64, kind: FencingKind) {
-        let aftermath = 2 * self.history.terms.ttl / 1000 + AFTERMATH;
+        let aftermath = aftermath(self.history) / 1000;
         let explained = self.windows.iter().any(|window| {
             let begun = window.before.is_none_or(|moment| change.transaction > moment.wal);
             let over = window.heal.is_some_and(|heal| {

@@ -1,6 +1,6 @@
 //! When what was broken.
 
-use crate::history::{History, Moment, Step};
+use crate::history::{At, History, Moment, Step};
 
 /// A fault from its beginning to its healing.
 #[derive(Debug, Clone)]
@@ -11,6 +11,7 @@ pub(super) struct Window<'a> {
     /// The step before it: nothing of the fault is older. (That of the fault itself may have been noted when its first
     /// consequences were committed.)
     pub(super) before: Option<&'a Moment>,
+    pub(super) begin: &'a Moment,
     /// `None`: it was not healed.
     pub(super) heal: Option<&'a Moment>,
 }
@@ -23,6 +24,29 @@ impl Window<'_> {
     /// Whether it is a `kill -9` of nodes alone.
     pub(super) fn is_kill(&self) -> bool {
         self.id == "N1"
+    }
+
+    /// Whether it freezes nodes.
+    pub(super) fn is_pause(&self) -> bool {
+        self.id == "N2"
+    }
+
+    /// Whether it acts at a time of this machine, or its healing is not `after` ago.
+    pub(super) fn covers(&self, at: At, after: i64) -> bool {
+        let from = self.before.map_or(0, |moment| moment.at);
+        let to = self
+            .heal
+            .map_or(At::MAX, |moment| moment.at.saturating_add(after));
+        (from..=to).contains(&at)
+    }
+
+    /// The same by Postgres' clock, in microseconds.
+    pub(super) fn covers_commit(&self, committed_at: i64, after: i64) -> bool {
+        let from = self.before.map_or(i64::MIN, |moment| moment.committed_at);
+        let to = self
+            .heal
+            .map_or(i64::MAX, |moment| moment.committed_at.saturating_add(after));
+        (from..=to).contains(&committed_at)
     }
 }
 
@@ -41,8 +65,17 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
             id,
             incarnations,
             before: place.checked_sub(1).map(|before| &moments[before]),
+            begin,
             heal,
         });
     }
     windows
+}
+
+/// How long after the end of a fault its consequences may come, beside what the terms of leases explain: ns.
+const AFTERMATH: i64 = 5_000_000_000;
+
+/// How long after its healing a fault explains what happens: two TTLs, and 5 s for what starts anew; ns.
+pub(super) fn aftermath(history: &History) -> i64 {
+    2 * history.terms.ttl + AFTERMATH
 }

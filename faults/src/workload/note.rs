@@ -100,12 +100,14 @@ impl Drop for Run {
     }
 }
 
-/// Turns what the product logs of itself into notes: each renewal, each write that its fence refused.
+/// Turns what the product logs of itself into notes: each renewal, each other ring, each write that its fence refused.
 #[derive(Debug)]
 pub struct FromLog;
 
 /// How the product logs a renewal.
 const RENEWED: &str = "renewed the lease";
+/// How it logs that placement is computed from something else.
+const RING: &str = "the ring changed";
 /// How it logs writes that were refused.
 const REFUSED: [&str; 3] = [
     "the commit of a run was refused",
@@ -120,12 +122,17 @@ impl<S: tracing::Subscriber> layer::Layer<S> for FromLog {
             sent_ns: 0,
             incarnation: 0,
             rows: 1,
+            digest: String::new(),
         };
         event.record(&mut fields);
         if fields.message == RENEWED {
             note(What::Renewed {
                 sent: fields.sent_ns,
                 incarnation: fields.incarnation,
+            });
+        } else if fields.message == RING {
+            note(What::Ring {
+                digest: fields.digest.into(),
             });
         } else if REFUSED.iter().any(|start| fields.message.starts_with(start)) {
             note(What::Refused {
@@ -142,6 +149,7 @@ struct Fields {
     incarnation: i64,
     /// One, unless the line says otherwise.
     rows: u64,
+    digest: String,
 }
 
 impl Visit for Fields {
@@ -158,6 +166,12 @@ impl Visit for Fields {
             self.rows = value;
         }
         self.record_i64(field, i64::try_from(value).unwrap_or(i64::MAX));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "digest" {
+            value.clone_into(&mut self.digest);
+        }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {

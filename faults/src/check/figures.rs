@@ -1,0 +1,133 @@
+//! What a run came to, in numbers.
+
+use serde::Serialize;
+
+use super::Violation;
+use super::gap::{gaps, percentile};
+use super::trust::late_starts;
+use super::vacuity::takeovers;
+use super::windows::windows;
+use crate::history::{Answer, History, Row};
+
+/// Counts of one run; those of several add up, but for percentiles, which are computed from `gaps`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Figures {
+    /// Faults that were begun.
+    pub faults: u64,
+    /// Tasks that were accepted.
+    pub tasks: u64,
+    /// Effects that were committed.
+    pub effects: u64,
+    /// Accepted tasks without an end.
+    pub lost: u64,
+    /// Tasks with more than one effect.
+    pub doubled: u64,
+    /// Writes under an epoch that was not their slot's.
+    pub stale: u64,
+    /// Effects out of the order of their key.
+    pub reordered: u64,
+    /// Writes that fences refused.
+    pub refused_writes: u64,
+    /// Slots that went on from a dead owner.
+    pub takeovers: u64,
+    /// Commits whose reply was lost.
+    pub unknown_commits: u64,
+    /// Starts outside of a trust window that only a stop of the process explains.
+    pub late_starts: u64,
+    /// For each slot that a fault hit while it had something to do: the fault, and for how long it stood still, µs.
+    #[serde(skip)]
+    pub gaps: Vec<(String, i64)>,
+}
+
+impl Figures {
+    /// Those of a run, and of what all its checkers found.
+    pub fn of(history: &History, violations: &[Violation]) -> Figures {
+        let count = |kind: &str| {
+            violations
+                .iter()
+                .filter(|violation| violation.kind == kind)
+                .count() as u64
+        };
+        let accepted = history
+            .submits
+            .iter()
+            .filter(|submit| matches!(submit.answer, Answer::Accepted { replay: false, .. }));
+        let effects = history
+            .changes
+            .iter()
+            .filter(|change| matches!(change.row, Row::Effect { .. }));
+        Figures {
+            faults: windows(history).len() as u64,
+            tasks: accepted.count() as u64,
+            effects: effects.count() as u64,
+            lost: count("lost") + count("vanished"),
+            doubled: count("doubled"),
+            stale: count("stale"),
+            reordered: count("reordered"),
+            refused_writes: history.end.refused_writes,
+            takeovers: takeovers(history),
+            unknown_commits: history.end.unknown_commits,
+            late_starts: late_starts(history).0.len() as u64,
+            gaps: gaps(history)
+                .into_iter()
+                .map(|(fault, gap)| (fault.to_owned(), gap))
+                .collect(),
+        }
+    }
+
+    /// Adds another run's.
+    pub fn add(&mut self, other: Figures) {
+        self.faults += other.faults;
+        self.tasks += other.tasks;
+        self.effects += other.effects;
+        self.lost += other.lost;
+        self.doubled += other.doubled;
+        self.stale += other.stale;
+        self.reordered += other.reordered;
+        self.refused_writes += other.refused_writes;
+        self.takeovers += other.takeovers;
+        self.unknown_commits += other.unknown_commits;
+        self.late_starts += other.late_starts;
+        self.gaps.extend(other.gaps);
+    }
+
+    /// For how long slots that this fault hit stood still, in ms: the p99 and the longest. `None`: it hit none.
+    pub fn gap_ms(&self, fault: &str) -> Option<(f64, f64)> {
+        let gaps: Vec<i64> = self
+            .gaps
+            .iter()
+            .filter(|(id, _)| id == fault)
+            .map(|(_, gap)| *gap)
+            .collect();
+        let longest = *gaps.iter().max()?;
+        Some((percentile(gaps, 0.99) as f64 / 1000.0, longest as f64 / 1000.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::build::Build;
+    use super::*;
+
+    #[test]
+    fn a_run_is_counted() {
+        let mut build = Build::mesh();
+        build.done("b", 1);
+        let mut claim = build.submit("a", 1);
+        build.kill_and_take_over();
+        (claim.epoch, claim.attempt, claim.node) = (2, 2, 2);
+        build.finish(&claim);
+        let violations = [Violation::new("lost", ""), Violation::new("other", "")];
+        let mut figures = Figures::of(&build.history, &violations);
+        assert_eq!(
+            (figures.faults, figures.tasks, figures.effects, figures.lost),
+            (1, 2, 2, 1)
+        );
+        assert_eq!(figures.takeovers, 9);
+        let (p99, longest) = figures.gap_ms("N1").unwrap();
+        assert!(p99 > 0.0 && p99 == longest, "{p99} {longest}");
+        assert_eq!(figures.gap_ms("N2"), None);
+        figures.add(figures.clone());
+        assert_eq!((figures.tasks, figures.gaps.len()), (4, 2));
+    }
+}

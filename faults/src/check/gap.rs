@@ -1,0 +1,304 @@
+//! I7: after a death its slots work again soon, and the others never stop.
+//!
+//! **Promise** (P6, P7). While a slot has something to do, the time from one end of a task to the next is bounded:
+//!
+//! - of slots whose owner a fault hits: a TTL, two ticks (the fencing, the claim) and a second from the beginning of the
+//!   fault; where it hits all (Postgres), as long from its healing;
+//! - of all others: twice the p99.9 before the first fault, and a second at least, since a machine has hiccups of its own.
+//!
+//! **Algorithm.** One pass. A slot waits from when its first open task was committed, or from its last end if more are open, to its next
+//! end; that is a gap, and belongs to the slot's owner at its beginning. Then each gap is held against the faults that it overlaps.
+//!
+//! **Excluded.** Tasks that wait for a time, fail on purpose or are cancelled do not count as something to do. A gap that never
+//! ends is a lost task (I1, I8). Gaps that begin before a fault without being over at its healing are measured from the
+//! fault's beginning.
+
+use std::collections::{HashMap, HashSet};
+
+use ringmesh::task::TaskId;
+
+use super::windows::{Window, aftermath, windows};
+use super::{Checker, Violation};
+use crate::history::{Answer, Expected, History, Row};
+
+pub(super) struct Gap;
+
+/// What a slot of the living may wait at any time, µs.
+const HICCUP: i64 = 1_000_000;
+/// On top of TTL and ticks, µs.
+const GRACE: i64 = 1_000_000;
+
+/// A slot that had something to do, and did nothing; µs by Postgres' clock.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    slot: i32,
+    owner: Option<i64>,
+    from: i64,
+    to: i64,
+}
+
+/// What a fault did to the slots that it hit.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hit<'a> {
+    pub(super) fault: &'a str,
+    slot: i32,
+    /// µs from its beginning, or from its healing where it hits all.
+    pub(super) gap: i64,
+}
+
+impl Checker for Gap {
+    fn id(&self) -> &'static str {
+        "I7"
+    }
+
+    fn title(&self) -> &'static str {
+        "slots of the dead work again soon, others never stop"
+    }
+
+    fn check(&self, history: &History) -> Vec<Violation> {
+        let terms = history.terms;
+        let most = (terms.ttl + 2 * terms.tick) / 1000 + GRACE;
+        let windows = windows(history);
+        let waits = waits(history);
+        let mut found: Vec<Violation> = hits(&windows, &waits)
+            .into_iter()
+            .filter(|hit| hit.gap > most)
+            .map(|hit| {
+                let (slot, fault, ms) = (hit.slot, hit.fault, hit.gap / 1000);
+                let text = format!(
+                    "slot {slot} stood still for {ms} ms under {fault}, {} at most",
+                    most / 1000
+                );
+                Violation::new("gap", text)
+            })
+            .collect();
+        let most = HICCUP.max(2 * quiet(&windows, &waits));
+        let after = aftermath(history) / 1000;
+        for wait in &waits {
+            let concerned = windows.iter().any(|window| {
+                let hit = wait.owner.is_none_or(|owner| window.hits(owner));
+                // Other faults than of single nodes concern all, in some way.
+                (hit || !(window.is_kill() || window.is_pause())) && overlaps(window, wait, after)
+            });
+            if !concerned && wait.to - wait.from > most {
+                let ms = (wait.to - wait.from) / 1000;
+                let text = format!(
+                    "slot {} stood still for {ms} ms and nothing had happened to its owner",
+                    wait.slot
+                );
+                found.push(Violation::new("gap of others", text).row(wait));
+            }
+        }
+        found
+    }
+}
+
+fn overlaps(window: &Window<'_>, wait: &Wait, after: i64) -> bool {
+    let from = window.before.map_or(i64::MIN, |moment| moment.committed_at);
+    let to = window
+        .heal
+        .map_or(i64::MAX, |moment| moment.committed_at.saturating_add(after));
+    wait.to >= from && wait.from <= to
+}
+
+/// The p99.9 of all gaps before the first fault.
+fn quiet(windows: &[Window<'_>], waits: &[Wait]) -> i64 {
+    let end = windows
+        .first()
+        .map_or(i64::MAX, |window| window.begin.committed_at);
+    let gaps = waits.iter().filter(|wait| wait.to < end);
+    percentile(gaps.map(|wait| wait.to - wait.from).collect(), 0.999)
+}
+
+/// 0 if there are none.
+pub(super) fn percentile(mut values: Vec<i64>, share: f64) -> i64 {
+    if values.is_empty() {
+        return 0;
+    }
+    values.sort_unstable();
+    let place = (values.len() as f64 * share).ceil() as usize;
+    values[place.clamp(1, values.len()) - 1]
+}
+
+/// The longest gap of each slot that a fault hits, for each fault.
+pub(super) fn gaps(history: &History) -> Vec<(&str, i64)> {
+    let windows = windows(history);
+    let hits = hits(&windows, &waits(history));
+    hits.into_iter().map(|hit| (hit.fault, hit.gap)).collect()
+}
+
+fn hits<'a>(windows: &[Window<'a>], waits: &[Wait]) -> Vec<Hit<'a>> {
+    let mut longest: HashMap<(usize, i32), i64> = HashMap::new();
+    for (place, window) in windows.iter().enumerate() {
+        let heal = window.heal.map_or(i64::MAX, |moment| moment.committed_at);
+        let begin = window.begin.committed_at;
+        let all = window.incarnations.is_empty();
+        for wait in waits {
+            let hit = all || wait.owner.is_some_and(|owner| window.hits(owner));
+            if !hit || !overlaps(window, wait, 0) {
+                continue;
+            }
+            // Nobody owes anything while Postgres is away.
+            let from = if all {
+                heal
+            } else {
+                wait.from.max(begin.min(wait.to))
+            };
+            let gap = wait.to.saturating_sub(from).max(0);
+            let most = longest.entry((place, wait.slot)).or_insert(0);
+            *most = gap.max(*most);
+        }
+    }
+    let mut hits: Vec<_> = longest.into_iter().collect();
+    hits.sort_unstable();
+    hits.into_iter()
+        .map(|((place, slot), gap)| Hit {
+            fault: windows[place].id,
+            slot,
+            gap,
+        })
+        .collect()
+}
+
+fn waits(history: &History) -> Vec<Wait> {
+    let idle: HashSet<TaskId> = history
+        .submits
+        .iter()
+        .filter(|submit| {
+            submit.scheduled
+                || !matches!(submit.expected, Expected::Effect | Expected::NoEffect)
+                || submit.kind.as_ref() == "harm"
+        })
+        .filter_map(|submit| match submit.answer {
+            Answer::Accepted { id, .. } => Some(id),
+            _ => None,
+        })
+        .collect();
+    // Only of submits that were answered is it known that they should run at once.
+    let known: HashSet<TaskId> = history
+        .submits
+        .iter()
+        .filter_map(|submit| match submit.answer {
+            Answer::Accepted { id, .. } if !idle.contains(&id) => Some(id),
+            _ => None,
+        })
+        .collect();
+    #[derive(Default)]
+    struct Slot {
+        owner: Option<i64>,
+        open: HashSet<TaskId>,
+        since: i64,
+        owner_then: Option<i64>,
+    }
+    let mut slots: HashMap<i32, Slot> = HashMap::new();
+    let mut waits = Vec::new();
+    for change in &history.changes {
+        let at = change.committed_at;
+        match &change.row {
+            Row::Baseline => slots.clear(),
+            Row::Slot { slot, owner, .. } => slots.entry(*slot).or_default().owner = *owner,
+            Row::Task { id, .. } if known.contains(id) => {
+                let slot = slots.entry(i32::from(id.slot.get())).or_default();
+                if slot.open.is_empty() {
+                    (slot.since, slot.owner_then) = (at, slot.owner);
+                }
+                slot.open.insert(*id);
+            }
+            Row::Finished { id, .. } => {
+                let number = i32::from(id.slot.get());
+                let slot = slots.entry(number).or_default();
+                if slot.open.remove(id) {
+                    waits.push(Wait {
+                        slot: number,
+                        owner: slot.owner_then,
+                        from: slot.since,
+                        to: at,
+                    });
+                    (slot.since, slot.owner_then) = (at, slot.owner);
+                }
+            }
+            _ => {}
+        }
+    }
+    waits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::build::{Build, Claim, MS, S};
+    use super::*;
+    use crate::history::{FencingKind, Step};
+
+    fn killed(takes: i64) -> (Build, Claim, Claim) {
+        let mut build = Build::mesh();
+        build.done("a", 1);
+        build.done("b", 1);
+        let (dead, living) = (build.submit("a", 2), build.submit("b", 2));
+        build.fault("N1", "kill", &[1]);
+        build.tick(takes);
+        build.fence(1, 1, FencingKind::Noticed, 2);
+        build.grant(0, 2, 2);
+        (build, dead, living)
+    }
+
+    #[test]
+    fn a_quick_takeover_passes() {
+        let (mut build, dead, living) = killed(100 * MS);
+        build.finish(&living);
+        build.finish(&dead);
+        build.step(Step::Heal { id: "N1".into() });
+        build.passes(&Gap);
+        let gaps = gaps(&build.history);
+        assert_eq!(gaps.len(), 1, "one slot was hit: {gaps:?}");
+        assert!((100_000..120_000).contains(&gaps[0].1), "{gaps:?}");
+    }
+
+    #[test]
+    fn a_slow_takeover_is_seen() {
+        let (mut build, dead, living) = killed(MS);
+        build.finish(&living);
+        build.tick(6 * S);
+        build.finish(&dead);
+        build.fails(&Gap, "gap");
+    }
+
+    #[test]
+    fn a_living_slot_that_stands_still_is_seen() {
+        let (mut build, dead, living) = killed(MS);
+        build.finish(&dead);
+        build.tick(2 * S);
+        build.finish(&living);
+        build.fails(&Gap, "gap of others");
+    }
+
+    #[test]
+    fn while_postgres_is_away_nobody_owes_anything() {
+        for (late, kinds) in [(100 * MS, 0), (7 * S, 1)] {
+            let mut build = Build::mesh();
+            let claim = build.submit("a", 1);
+            build.fault("N20", "restart", &[]);
+            build.tick(20 * S);
+            build.step(Step::Heal { id: "N20".into() });
+            build.tick(late);
+            build.finish(&claim);
+            assert_eq!(Gap.check(&build.history).len(), kinds);
+        }
+    }
+
+    #[test]
+    fn what_need_not_run_is_no_gap() {
+        let mut build = Build::mesh();
+        let claim = build.submit_as("a", 1, Expected::Dead);
+        build.tick(20 * S);
+        build.finish(&claim);
+        build.passes(&Gap);
+    }
+
+    #[test]
+    fn percentiles_are_values_that_were_seen() {
+        assert_eq!(percentile(vec![], 0.99), 0);
+        assert_eq!(percentile(vec![3], 0.99), 3);
+        assert_eq!(percentile((1..=1000).rev().collect(), 0.99), 990);
+        assert_eq!(percentile((1..=1000).collect(), 0.999), 999);
+    }
+}

@@ -1,0 +1,178 @@
+//! I6: little moves.
+//!
+//! **Promise** (P5). When a node dies, only its slots get new owners. When one joins, only the slots that it takes do.
+//!
+//! **Algorithm.** That owner maps have this property is tested of the ring itself, for all numbers of members up to 64
+//! (`ring/src/placement_tests.rs`). Here, what really moved: one pass over the grants. A slot may leave
+//!
+//! - an owner that was declared dead, or that a fault hits;
+//! - an owner that leaves: it is declared *left* later on;
+//! - any owner for a newcomer: a node that got its first slot less than two TTLs ago, by Postgres' clock.
+//!
+//! Every other move is one too many.
+//!
+//! **Excluded.** Moves during faults other than kills and pauses, and shortly after: where gossip is cut, nodes rightly differ about who
+//! is there. Meshes of more than 20 nodes, in which the bound on each node's load may move a few slots.
+
+use std::collections::{HashMap, HashSet};
+
+use super::windows::{aftermath, windows};
+use super::{Checker, Violation};
+use crate::history::{FencingKind, History, Row};
+
+pub(super) struct Movement;
+
+/// Up to so many nodes the bound on each node's load moves nothing.
+const UNBOUND: usize = 20;
+
+impl Checker for Movement {
+    fn id(&self) -> &'static str {
+        "I6"
+    }
+
+    fn title(&self) -> &'static str {
+        "only the slots of the dead, the leaving and the new move"
+    }
+
+    fn check(&self, history: &History) -> Vec<Violation> {
+        let mut found = Vec::new();
+        let windows = windows(history);
+        let after = aftermath(history) / 1000;
+        let joins = 2 * history.terms.ttl / 1000;
+        let leaving = leaving(history);
+        let mut owners: HashMap<i32, i64> = HashMap::new();
+        let mut first: HashMap<i64, i64> = HashMap::new();
+        let mut living: HashSet<i64> = HashSet::new();
+        let mut baseline = 0;
+        for change in &history.changes {
+            let at = change.committed_at;
+            match &change.row {
+                Row::Baseline => {
+                    baseline = change.transaction;
+                    owners.clear();
+                    living.clear();
+                    first.clear();
+                }
+                Row::Node {
+                    incarnation, fenced, ..
+                } => {
+                    if fenced.is_none() {
+                        living.insert(*incarnation);
+                    } else {
+                        living.remove(incarnation);
+                    }
+                }
+                Row::NodeGone { incarnation } => {
+                    living.remove(incarnation);
+                }
+                Row::Slot {
+                    slot, owner: None, ..
+                } => {
+                    owners.remove(slot);
+                }
+                Row::Slot {
+                    slot,
+                    owner: Some(to),
+                    epoch,
+                } => {
+                    let newcomer = at - *first.entry(*to).or_insert(at) <= joins;
+                    let Some(from) = owners.insert(*slot, *to).filter(|from| from != to) else {
+                        continue;
+                    };
+                    let explained = newcomer
+                        || change.transaction == baseline
+                        || !living.contains(&from)
+                        || leaving.contains(&from)
+                        || living.len() > UNBOUND
+                        || windows.iter().any(|window| {
+                            let nodes_alone = window.is_kill() || window.is_pause();
+                            window.covers_commit(at, after) && (!nodes_alone || window.hits(from))
+                        });
+                    if !explained {
+                        let text =
+                            format!("slot {slot} moved from {from} to {to} at epoch {epoch} without need");
+                        found.push(Violation::new("moved", text).row(change));
+                    }
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
+fn leaving(history: &History) -> HashSet<i64> {
+    let left = history.changes.iter().filter_map(|change| match &change.row {
+        Row::Node {
+            incarnation,
+            fenced: Some(fencing),
+            ..
+        } if fencing.kind == FencingKind::Left => Some(*incarnation),
+        _ => None,
+    });
+    left.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::build::{Build, S};
+    use super::*;
+    use crate::history::Step;
+
+    fn settled() -> Build {
+        let mut build = Build::mesh();
+        build.tick(7 * S);
+        build
+    }
+
+    #[test]
+    fn moves_of_the_dead_the_new_and_the_leaving_pass() {
+        let mut build = settled();
+        build.kill_and_take_over();
+        build.tick(30 * S);
+        build.node(4, 0, None);
+        build.grant(0, 4, 3);
+        build.grant(1, 4, 2);
+        build.tick(30 * S);
+        build.grant(2, 2, 2);
+        build.fence(3, 1, FencingKind::Left, 3);
+        build.passes(&Movement);
+    }
+
+    #[test]
+    fn a_slot_of_the_living_that_moves_during_a_kill_is_seen() {
+        let mut build = settled();
+        build.fault("N1", "kill", &[1]);
+        build.grant(1, 3, 2);
+        build.fails(&Movement, "moved");
+    }
+
+    #[test]
+    fn a_slot_that_moves_without_a_fault_is_seen() {
+        let mut build = settled();
+        build.grant(1, 3, 2);
+        build.fails(&Movement, "moved");
+    }
+
+    #[test]
+    fn a_newcomer_does_not_stay_new() {
+        let mut build = settled();
+        build.node(4, 0, None);
+        build.grant(0, 4, 2);
+        build.tick(7 * S);
+        build.grant(1, 4, 2);
+        build.fails(&Movement, "moved");
+    }
+
+    #[test]
+    fn where_gossip_is_cut_nothing_is_said() {
+        let mut build = settled();
+        build.fault("N10", "gossip cut", &[1]);
+        build.grant(1, 3, 2);
+        build.step(Step::Heal { id: "N10".into() });
+        build.passes(&Movement);
+        build.tick(12 * S);
+        build.grant(2, 2, 2);
+        build.fails(&Movement, "moved");
+    }
+}
