@@ -3,14 +3,16 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringmesh_faults::workload;
+use ringmesh_faults::{run, workload};
 
 /// Tries to make Ringmesh lie
 #[derive(Debug, Parser)]
-#[command(name = "ringmesh-faults", version)]
+#[command(name = "ringmesh-faults", version, args_conflicts_with_subcommands = true)]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+    #[command(flatten)]
+    run: run::Args,
 }
 
 #[derive(Debug, Subcommand)]
@@ -22,14 +24,17 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
-        Command::Node => workload::node::run().await,
+    let arguments = Arguments::parse();
+    let done = match arguments.command {
+        Some(Command::Node) => workload::node::run().await.map(|()| true),
+        None => run::command(arguments.run).await,
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("{error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(2)
         }
     }
 }

@@ -39,10 +39,10 @@ impl Workload for Backlog {
         "backlog: 1,000,000 or 10,000,000 open tasks, up to half of them in the future, and 200/s of W1 beside it"
     }
 
-    async fn prepare(&self, targets: &Targets) -> anyhow::Result<()> {
+    async fn prepare(&self, database_url: &str) -> anyhow::Result<()> {
         let pool = PgPoolOptions::new()
             .max_connections(1)
-            .connect(&targets.database_url)
+            .connect(database_url)
             .await?;
         for (count, scheduled) in [(self.due, false), (self.future, true)] {
             for from in (0..count).step_by(CHUNK as usize) {

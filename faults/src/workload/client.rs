@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SHUN: Duration = Duration::from_secs(2);
 /// Between a request that was refused for now, or not answered, and its repetition; doubles up to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// What stands for the code of an answer where no connection could be made.
+const NO_CONNECTION: &str = "no_connection";
 /// How long a submit is repeated after its client was told to stop.
 const LAST_TRIES: Duration = Duration::from_secs(60);
 
@@ -178,7 +180,12 @@ impl Client {
             let answer = self.submit(node, &body).await;
             let again = match &answer {
                 Answer::Accepted { .. } => false,
-                Answer::Refused { status, .. } => matches!(status, 429 | 503),
+                Answer::Refused { status, code } => {
+                    if &**code == NO_CONNECTION {
+                        self.shunned[node] = Instant::now() + SHUN;
+                    }
+                    matches!(status, 429 | 503)
+                }
                 Answer::Unknown { .. } => {
                     self.shunned[node] = Instant::now() + SHUN;
                     true
@@ -263,8 +270,10 @@ impl Client {
         });
         match answer.await {
             Ok(Ok((status, body))) => answer_of(status, &body),
-            Ok(Err(error)) if error.is_connect() => Answer::Unknown {
-                why: "no connection".into(),
+            // Not a byte of the request has left.
+            Ok(Err(error)) if error.is_connect() => Answer::Refused {
+                status: 503,
+                code: NO_CONNECTION.into(),
             },
             Ok(Err(_)) => Answer::Unknown {
                 why: "the connection broke".into(),

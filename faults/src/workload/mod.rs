@@ -32,7 +32,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
-use crate::history::Submit;
+use crate::history::{Answer, Submit};
 
 pub use handlers::handlers;
 pub use storm::mismatches;
@@ -65,6 +65,11 @@ pub fn by_name(name: &str) -> Option<Box<dyn Workload>> {
     all().into_iter().find(|workload| workload.id() == name)
 }
 
+/// Whether a node said that it does not know what came of its commit.
+pub fn is_unknown_commit(submit: &Submit) -> bool {
+    matches!(&submit.answer, Answer::Unknown { why } if why.contains("outcome_unknown"))
+}
+
 /// Whom the clients of a workload ask.
 #[derive(Debug, Clone)]
 pub struct Targets {
@@ -72,8 +77,6 @@ pub struct Targets {
     pub urls: Vec<String>,
     /// What every request must carry.
     pub token: Option<String>,
-    /// Postgres, never through a faulty path.
-    pub database_url: String,
     /// Sends the requests.
     pub http: reqwest::Client,
     /// The length of a lease.
@@ -90,7 +93,7 @@ pub trait Workload: Send + Sync {
     fn what(&self) -> &'static str;
 
     /// Makes what must be there before the record of changes begins.
-    async fn prepare(&self, _targets: &Targets) -> anyhow::Result<()> {
+    async fn prepare(&self, _database_url: &str) -> anyhow::Result<()> {
         Ok(())
     }
 

@@ -40,7 +40,9 @@ impl Workload for Storm {
         let mut rng = StdRng::seed_from_u64(seed);
         let client = |number| Client::new(format!("W6/{number}"), &targets, None, &stop);
         let mut clients: Vec<Client> = (0..CLIENTS).map(client).collect();
-        let pause = Duration::from_secs_f64(1.0 / rate.unwrap_or(f64::MAX).max(0.1));
+        // The rate is that of requests: each of them is work.
+        let pause = rate.map_or(0.0, |rate| CLIENTS as f64 / rate.max(1.0));
+        let pause = Duration::from_secs_f64(pause);
         let mut round = 0;
         while !stop.is_cancelled() {
             let began = tokio::time::Instant::now();
@@ -57,7 +59,7 @@ impl Workload for Storm {
             });
             join_all(answers).await;
             tokio::select! {
-                () = tokio::time::sleep_until(began + pause.min(Duration::from_secs(10))) => {}
+                () = tokio::time::sleep_until(began + pause) => {}
                 () = stop.cancelled() => {}
             }
         }

@@ -1,0 +1,350 @@
+//! The scenarios: which work, which faults, in which rhythm, and what must be seen for a run to prove anything.
+
+use std::time::Duration;
+
+use super::schedule::Rhythm;
+use crate::check::Requirements;
+use crate::{fault, lab};
+
+/// A kind of run.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What is told of it in the list.
+    pub what: &'static str,
+    /// Names of workloads, which share the load.
+    pub workloads: &'static [&'static str],
+    /// Names of faults.
+    pub faults: Vec<&'static str>,
+    /// How they follow each other.
+    pub rhythm: Rhythm,
+    /// What it wants of the lab beyond the usual.
+    pub options: fn(&mut lab::Options),
+    /// What must be seen, or the run is invalid.
+    pub needs: Requirements,
+    /// Whether an idempotency key must have been refused for another body, or the run is invalid.
+    pub needs_mismatches: bool,
+    /// How long the fault phase lasts if nothing else is said, in seconds.
+    pub seconds: u64,
+    /// Whether nodes may end by themselves, and are started again: work that ends its process.
+    pub nodes_end: bool,
+    /// Whether accepted tasks may be lost: a limit that the product declares. They are counted and shown.
+    pub may_lose: bool,
+}
+
+const fn turns(on: u64, off: u64) -> Rhythm {
+    Rhythm::Turns(Duration::from_secs(on), Duration::from_secs(off))
+}
+
+fn usual(_: &mut lab::Options) {}
+
+/// Nothing must be seen.
+const NOTHING: Requirements = Requirements {
+    refused_writes: false,
+    takeovers: false,
+    unknown_commits: false,
+};
+const TAKEOVERS: Requirements = Requirements {
+    takeovers: true,
+    ..NOTHING
+};
+const ZOMBIES: Requirements = Requirements {
+    takeovers: true,
+    refused_writes: true,
+    ..NOTHING
+};
+const UNKNOWN_COMMITS: Requirements = Requirements {
+    unknown_commits: true,
+    ..NOTHING
+};
+
+/// What most scenarios are.
+const USUAL: Scenario = Scenario {
+    name: "",
+    what: "",
+    workloads: &["W1"],
+    faults: Vec::new(),
+    rhythm: Rhythm::FIVES,
+    options: usual,
+    needs: NOTHING,
+    needs_mismatches: false,
+    seconds: 60,
+    nodes_end: false,
+    may_lose: false,
+};
+
+/// The run that no other counts without: nothing is broken, and nothing may move.
+pub const CALM: &str = "calm";
+
+/// All scenarios: those written down here, and one for each fault that has none of its name.
+pub fn all() -> Vec<Scenario> {
+    let mut all = written();
+    for fault in fault::all() {
+        let name = fault.name();
+        if all.iter().any(|scenario| scenario.name == name) {
+            continue;
+        }
+        all.push(Scenario {
+            name,
+            what: "this fault alone",
+            faults: vec![name],
+            needs: match fault.id() {
+                "N1" => TAKEOVERS,
+                // Those that are cut off for long enough find their lease lost.
+                "N9" => ZOMBIES,
+                "N29" => UNKNOWN_COMMITS,
+                _ => NOTHING,
+            },
+            rhythm: turns(10, 10),
+            ..USUAL
+        });
+    }
+    for scenario in &mut all {
+        // A standby that has not got everything when it is promoted: what Postgres loses, the mesh has lost.
+        scenario.may_lose = scenario.faults.contains(&"failover-asynchronous");
+    }
+    all
+}
+
+fn written() -> Vec<Scenario> {
+    vec![
+        Scenario {
+            name: CALM,
+            what: "nothing is broken: no lease is lost, no slot moves",
+            seconds: 30,
+            ..USUAL
+        },
+        Scenario {
+            name: "kill",
+            what: "kill -9 of one node, again and again",
+            faults: vec!["kill-one"],
+            needs: TAKEOVERS,
+            ..USUAL
+        },
+        Scenario {
+            name: "kill-many",
+            what: "kill -9 of one, of all but one, of all",
+            workloads: &["W1", "W2"],
+            faults: vec!["kill-one", "kill-all-but-one", "kill-all"],
+            needs: TAKEOVERS,
+            ..USUAL
+        },
+        Scenario {
+            name: "pause",
+            what: "SIGSTOP of one node for 0.5 to 10 leases",
+            faults: vec!["pause-one"],
+            needs: ZOMBIES,
+            seconds: 90,
+            ..USUAL
+        },
+        Scenario {
+            name: "pause-many",
+            what: "SIGSTOP of one, of a minority, of all but one",
+            workloads: &["W1", "W2"],
+            faults: vec!["pause-one", "pause-minority", "pause-all-but-one"],
+            needs: ZOMBIES,
+            rhythm: turns(5, 10),
+            seconds: 120,
+            ..USUAL
+        },
+        Scenario {
+            name: "postgres-restart",
+            what: "Postgres is killed, or stopped in order, and comes back",
+            workloads: &["W1", "W2"],
+            faults: vec!["postgres-kill", "postgres-stop"],
+            ..USUAL
+        },
+        Scenario {
+            name: "lost-commits",
+            what: "replies to COMMIT are lost, some or all",
+            workloads: &["W1", "W2"],
+            faults: vec!["lost-commits"],
+            needs: UNKNOWN_COMMITS,
+            ..USUAL
+        },
+        Scenario {
+            name: "database-cut",
+            what: "nodes are cut from Postgres while gossip is fine, silently or with a reset",
+            faults: vec!["no-database-drop", "no-database-reject"],
+            needs: TAKEOVERS,
+            rhythm: turns(8, 8),
+            seconds: 90,
+            ..USUAL
+        },
+        Scenario {
+            name: "links",
+            what: "nodes are cut from each other while Postgres is fine",
+            faults: vec![
+                "no-gossip-one",
+                "no-gossip-all",
+                "isolate-one",
+                "halves",
+                "majority-ring",
+                "one-way",
+                "one-pair",
+            ],
+            rhythm: turns(10, 10),
+            seconds: 140,
+            ..USUAL
+        },
+        Scenario {
+            name: "durations",
+            what: "runs of up to five leases, under kills and pauses",
+            workloads: &["W4"],
+            faults: vec!["kill-one", "pause-one"],
+            needs: TAKEOVERS,
+            rhythm: turns(5, 15),
+            seconds: 120,
+            ..USUAL
+        },
+        Scenario {
+            name: "harm",
+            what: "tasks that fail, panic, end their process and never return, and no other fault",
+            workloads: &["W5"],
+            nodes_end: true,
+            needs: TAKEOVERS,
+            ..USUAL
+        },
+        Scenario {
+            name: "harm-kill",
+            what: "the same under kills",
+            workloads: &["W5"],
+            faults: vec!["kill-one"],
+            nodes_end: true,
+            needs: TAKEOVERS,
+            rhythm: turns(5, 15),
+            ..USUAL
+        },
+        Scenario {
+            name: "storm",
+            what: "64 clients with one idempotency key, under kills and pauses",
+            workloads: &["W6"],
+            faults: vec!["kill-one", "pause-one"],
+            needs: TAKEOVERS,
+            needs_mismatches: true,
+            ..USUAL
+        },
+        Scenario {
+            name: "scheduled",
+            what: "run_at and delay, near and far, under kills",
+            workloads: &["W7"],
+            faults: vec!["kill-one"],
+            needs: TAKEOVERS,
+            ..USUAL
+        },
+        Scenario {
+            name: "admin",
+            what: "cancels and priorities, under kills and pauses",
+            workloads: &["W9"],
+            faults: vec!["kill-one", "pause-one"],
+            needs: TAKEOVERS,
+            ..USUAL
+        },
+        Scenario {
+            name: "backlog",
+            what: "1,000,000 open tasks, nothing broken",
+            workloads: &["W8"],
+            ..USUAL
+        },
+        Scenario {
+            name: "backlog-10m",
+            what: "10,000,000 open tasks, half of them in the future, nothing broken",
+            workloads: &["W8-10m"],
+            ..USUAL
+        },
+        Scenario {
+            name: "pause-kill",
+            what: "pauses and kills at the same time (N30)",
+            workloads: &["W1", "W2", "W9"],
+            faults: vec!["pause-one", "kill-one"],
+            rhythm: Rhythm::Subsets,
+            needs: TAKEOVERS,
+            seconds: 120,
+            ..USUAL
+        },
+        Scenario {
+            name: "cut-kill",
+            what: "cuts, kills and lost replies at the same time (N30)",
+            workloads: &["W1", "W2", "W9"],
+            faults: vec!["no-database-drop", "one-way", "lost-commits", "kill-one"],
+            rhythm: Rhythm::Subsets,
+            needs: UNKNOWN_COMMITS,
+            seconds: 120,
+            ..USUAL
+        },
+        Scenario {
+            name: "everything",
+            what: "restarts of Postgres, pauses, kills, cuts and lost replies, begun one by one and healed in another order (N30)",
+            workloads: &["W1", "W2", "W6", "W9"],
+            faults: vec![
+                "postgres-kill",
+                "pause-one",
+                "kill-one",
+                "halves",
+                "no-database-drop",
+                "lost-commits",
+            ],
+            rhythm: Rhythm::Swizzle,
+            needs: TAKEOVERS,
+            seconds: 180,
+            ..USUAL
+        },
+    ]
+}
+
+/// The scenario of this name.
+pub fn by_name(name: &str) -> Option<Scenario> {
+    all().into_iter().find(|scenario| scenario.name == name)
+}
+
+/// What of the workloads and faults is not here, and why.
+pub const LEFT_OUT: &[(&str, &str)] = &[
+    ("W3 outbox", "the product has no outbox and calls nobody"),
+    (
+        "W7 cron",
+        "the product has no recurring tasks; run_at and delay are there",
+    ),
+    (
+        "W9 retry, reschedule, pause by hand",
+        "the product has no such calls; cancel and priority are there",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::workload;
+
+    #[test]
+    fn scenarios_name_only_what_exists_and_have_names_of_their_own() {
+        let mut names = BTreeSet::new();
+        for scenario in all() {
+            assert!(names.insert(scenario.name), "{} twice", scenario.name);
+            for name in scenario.workloads {
+                assert!(workload::by_name(name).is_some(), "{}: {name}", scenario.name);
+            }
+            for name in &scenario.faults {
+                assert!(fault::by_name(name).is_some(), "{}: {name}", scenario.name);
+            }
+        }
+        assert!(by_name(CALM).is_some_and(|calm| calm.faults.is_empty()));
+    }
+
+    #[test]
+    fn every_workload_and_every_fault_is_used() {
+        let all = all();
+        for workload in workload::all() {
+            let used = all
+                .iter()
+                .any(|scenario| scenario.workloads.contains(&workload.id()));
+            assert!(used, "{}", workload.id());
+        }
+        for fault in fault::all() {
+            let used = all.iter().any(|scenario| scenario.faults.contains(&fault.name()));
+            assert!(used, "{}", fault.name());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Many runs: lists of scenarios, and schedules drawn at random.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::scenario::{self, CALM, Scenario, by_name};
+
+/// A list of runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Suite {
+    /// For each change: 60 s each of kill, SIGSTOP, restarts of Postgres and lost replies to COMMIT
+    Ci,
+    /// Every scenario, those about safety three times; under three hours
+    Nightly,
+    /// For hours: everything at once, again and again
+    Soak,
+}
+
+/// A run to be done: its scenario, its seed, the length of its fault phase.
+pub type Planned = (Scenario, u64, Duration);
+
+/// What each change must pass.
+const CI: [&str; 4] = ["kill", "pause", "postgres-restart", "lost-commits"];
+/// Where a mistake of the product would cost data.
+const SAFETY: [&str; 7] = [
+    "pause",
+    "pause-many",
+    "database-cut",
+    "clock-shift",
+    "postgres-restart",
+    "failover-synchronous",
+    "lost-commits",
+];
+/// Too long for each night.
+const LONG: [&str; 1] = ["backlog-10m"];
+/// Rounds of a soak, each of them all combinations.
+const SOAK: u64 = 40;
+
+impl Suite {
+    /// Its runs; the first is always the calm one. `length`: of each fault phase, in place of the usual one.
+    pub fn planned(self, seed: u64, length: Option<Duration>) -> Vec<Planned> {
+        let usual = |scenario: &Scenario| length.unwrap_or(Duration::from_secs(scenario.seconds));
+        let mut planned: Vec<Planned> = Vec::new();
+        let mut plan = |scenario: Scenario, seed| {
+            let length = usual(&scenario);
+            planned.push((scenario, seed, length));
+        };
+        if let Some(calm) = by_name(CALM) {
+            plan(calm, seed);
+        }
+        match self {
+            Suite::Ci => CI
+                .iter()
+                .filter_map(|name| by_name(name))
+                .for_each(|scenario| plan(scenario, seed)),
+            Suite::Nightly => {
+                let broken = scenario::all()
+                    .into_iter()
+                    .filter(|scenario| scenario.name != CALM);
+                for scenario in broken.filter(|scenario| !LONG.contains(&scenario.name)) {
+                    let times = if SAFETY.contains(&scenario.name) { 3 } else { 1 };
+                    (0..times).for_each(|time| plan(scenario.clone(), seed + time));
+                }
+            }
+            Suite::Soak => {
+                for round in 0..SOAK {
+                    for scenario in scenario::all()
+                        .into_iter()
+                        .filter(|scenario| scenario.faults.len() > 1)
+                    {
+                        plan(scenario, seed + round);
+                    }
+                }
+            }
+        }
+        planned
+    }
+}
+
+/// Runs without end: scenarios with faults, drawn from the seed; the first is the calm one.
+pub fn at_random(seed: u64, length: Option<Duration>) -> impl Iterator<Item = Planned> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut broken = scenario::all();
+    broken.retain(|scenario| !scenario.faults.is_empty());
+    let usual = move |scenario: &Scenario| length.unwrap_or(Duration::from_secs(scenario.seconds));
+    let calm = by_name(CALM).map(|calm| {
+        let length = usual(&calm);
+        (calm, seed, length)
+    });
+    calm.into_iter().chain(std::iter::from_fn(move || {
+        let scenario = broken.choose(&mut rng)?.clone();
+        let length = usual(&scenario);
+        // Short enough to be typed.
+        Some((scenario, u64::from(rng.random::<u32>()), length))
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_begin_calmly_and_name_only_what_exists() {
+        for suite in [Suite::Ci, Suite::Nightly, Suite::Soak] {
+            assert_eq!(suite.planned(1, None)[0].0.name, CALM);
+        }
+        for name in CI.iter().chain(&SAFETY).chain(&LONG) {
+            assert!(by_name(name).is_some(), "{name}");
+        }
+        assert_eq!(Suite::Ci.planned(1, None).len(), CI.len() + 1);
+    }
+
+    #[test]
+    fn same_seed_draws_the_same_runs() {
+        let of = |seed| {
+            let runs = at_random(seed, None).take(20);
+            runs.map(|(scenario, seed, _)| (scenario.name, seed))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of(5), of(5));
+        assert_ne!(of(5), of(6));
+    }
+}
