@@ -9,16 +9,15 @@
 //! as can be: between any two steps of one, all others may do anything, which is what a pause or a starved CPU is.
 //!
 //! A node may be fenced at any time, deserved or not. So whatever clocks, gossip and notices lead to, the promises about rows (M1
-//! to M7, M10) do not depend on it. Who *may* be fenced is left to `ring/src/lease.rs`.
+//! to M7, M10) do not depend on it. Who *may* be fenced is the question of [`lease`](crate::lease).
 //!
 //! # What is left out, and why
 //!
 //! - The lease's end, and the trust window: they only make a node do less.
 //! - The ring: any node may take any orphaned slot, and any slot may be wanted by any other node. More can happen here than in a
 //!   mesh that agrees on a placement.
-//! - Where a probe begins (ADR 2): claims look at all due tasks of a slot. `dispatch/lanes_tests.rs` has a model of that.
+//! - Where a probe begins (ADR 2): claims look at all due tasks of a slot. See [`cursor`](crate::cursor).
 //! - Tasks behind a held key (ADR 3), kinds, priorities, suspects, cancels: they never change who may write.
-//! - M9, the order of an outbox: there is none yet.
 //! - A batch is one row. Rows of a batch share its locks and are otherwise apart.
 
 mod actions;

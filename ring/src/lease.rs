@@ -117,7 +117,7 @@ pub fn trusted_until(sent: Duration, terms: &Terms) -> Duration {
 /// too may have found Postgres silent, so every observation starts again. A read that is slow by itself is a gap.
 ///
 /// The caller fences by compare-and-set on the counter reported here, so a peer that renews in the last moment wins.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PeerWatch {
     ttl: Duration,
     max_gap: Duration,
@@ -125,7 +125,7 @@ pub struct PeerWatch {
     peers: BTreeMap<Incarnation, Observation>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Observation {
     renewals: i64,
     /// When the first read to show this counter had been answered: the latest moment at which it can have been seen.

@@ -6,10 +6,10 @@ use super::rules::Variant;
 use super::statement::{Flight, Stage, Statement, may_fence};
 use super::{Mesh, State};
 
-/// One step of the mesh. `P…` is a process by its place, `N…` an incarnation.
+/// One step of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Action {
-    /// `submit.sql` commits, and the client is answered. What may go wrong before is in submit.
+    /// `submit.sql` commits, and the client is answered. What may go wrong before is in [`submit`](crate::submit).
     Submit {
         /// Which task.
         task: usize,
@@ -41,7 +41,7 @@ pub enum Action {
     /// A statement that nobody waits for never arrives, or its backend is ended (`end_blockers.sql`).
     Break(Flight),
     /// Somebody fences a node: `lock_node.sql`, `set_fenced.sql`. Whether it deserved that is the question of
-    /// lease; here it may be hit at any time.
+    /// [`lease`](crate::lease); here it may be hit at any time.
     Fence {
         /// Whom.
         node: u8,

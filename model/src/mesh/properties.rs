@@ -55,7 +55,10 @@ pub(super) fn all(mesh: &Mesh) -> Vec<Property<Mesh>> {
             })
         }),
         always(CLAIMS_STOP, |_, s| !s.breaches.has(Breach::ClaimAfterStop)),
-        always(RESULTS_KEPT, |_, s| !s.breaches.has(Breach::ResultDropped)),
+        always(RESULTS_KEPT, |mesh, s| {
+            // A transfer that was called off, and arrives all the same, may cost a result: then the task runs again.
+            mesh.bounds.moves > 0 && mesh.bounds.late || !s.breaches.has(Breach::ResultDropped)
+        }),
         always(NO_STRANGER, |mesh, s| {
             !mesh.bounds.stranger
                 || s.lives
