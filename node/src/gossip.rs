@@ -40,6 +40,7 @@ pub use self::seal::Reason;
 pub use self::transport::Dropped;
 use self::transport::{Opener, SealedSocket};
 use crate::secret::Secret;
+use crate::telemetry::metric;
 
 /// chitchat's phi is the time since the last heartbeat over the mean interval between heartbeats.
 const PHI: f64 = 8.0;
@@ -543,6 +544,8 @@ impl Greeter {
                 Ok(()) = self.resolved.changed() => round = 0,
                 Ok(()) = self.suggested.changed() => round = 0,
             }
+            let known = self.handle.with_chitchat(|chitchat| chitchat.node_states().len());
+            metrics::gauge!(metric::GOSSIP_NODES).set(known.await as f64);
             let is_alone = self.peers.borrow().len() < 2;
             if is_alone || round.is_multiple_of(GREET_INTERVALS) {
                 greeted = self.greet(greeted);

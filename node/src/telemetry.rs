@@ -89,6 +89,8 @@ metrics! {
     SLOTS_OWNED = "ringmesh_slots_owned", Gauge, "Slots that this node owns.";
     SLOTS_PLACED = "ringmesh_slots_placed", Gauge, "Slots that the ring gives this node.";
     MEMBERS = "ringmesh_members", Gauge, "Members on the ring, as this node sees it.";
+    GOSSIP_NODES = "ringmesh_gossip_nodes", Gauge,
+        "Starts of nodes that gossip remembers, this one and the dead of the last minutes included.";
     TRUST_REMAINING = "ringmesh_trust_remaining_seconds", Gauge,
         "How long this node may still rely on its lease; 0 or less: it starts nothing.";
     RUNS_RUNNING = "ringmesh_runs_running", Gauge, "Runs that go on now.";

@@ -77,6 +77,28 @@ fn up_to_twenty_nodes_of_one_weight_the_bound_does_not_bite() {
 }
 
 #[test]
+fn up_to_sixty_four_nodes_only_the_slots_of_who_comes_or_goes_move() {
+    let mut smaller = Placement::compute(&nodes(1), &strict());
+    for count in 2..=64 {
+        let members = nodes(count);
+        let larger = Placement::compute(&members, &strict());
+        // Read forwards the last one joins, read backwards it dies.
+        let last = Some(Incarnation(count));
+        for slot in Slot::all() {
+            let (before, after) = (smaller.owner(slot), larger.owner(slot));
+            assert!(
+                before == after || after == last,
+                "{slot} moved with {count} nodes"
+            );
+        }
+        let share = f64::from(SLOTS) / count as f64;
+        let taken = larger.count(Incarnation(count)) as f64;
+        assert!(taken <= 1.25 * share, "of {count} nodes the last took {taken}");
+        smaller = larger;
+    }
+}
+
+#[test]
 fn a_hundred_nodes_stay_within_the_bound_and_move_little_else() {
     let members = nodes(100);
     let before = Placement::compute(&members, &Settings::default());

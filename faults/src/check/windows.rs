@@ -1,6 +1,8 @@
 //! When what was broken.
 
-use crate::history::{At, History, Moment, Step};
+use std::collections::HashSet;
+
+use crate::history::{At, History, Moment, Row, Step};
 
 /// A fault from its beginning to its healing.
 #[derive(Debug, Clone)]
@@ -8,6 +10,8 @@ pub(super) struct Window<'a> {
     pub(super) id: &'a str,
     /// Whom it hits; empty: everybody.
     pub(super) incarnations: &'a [i64],
+    /// Whether it leaves nobody who could take over: it hits Postgres, or each node that lives.
+    pub(super) hits_all: bool,
     /// The step before it: nothing of the fault is older. (That of the fault itself may have been noted when its first
     /// consequences were committed.)
     pub(super) before: Option<&'a Moment>,
@@ -54,6 +58,8 @@ impl Window<'_> {
 pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
     let moments = &history.moments;
     let mut windows = Vec::new();
+    let mut living: HashSet<i64> = HashSet::new();
+    let mut changes = history.changes.iter().peekable();
     for (place, begin) in moments.iter().enumerate() {
         let Step::Fault { id, incarnations, .. } = &begin.step else {
             continue;
@@ -61,10 +67,29 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
         let heal = moments[place..]
             .iter()
             .find(|moment| matches!(&moment.step, Step::Heal { id: healed } if healed == id));
+        let before = place.checked_sub(1).map(|before| &moments[before]);
+        let wal = before.map_or(0, |moment| moment.wal);
+        while let Some(change) = changes.next_if(|change| change.transaction <= wal) {
+            match &change.row {
+                Row::Baseline => living.clear(),
+                Row::Node {
+                    incarnation,
+                    fenced: None,
+                    ..
+                } => {
+                    living.insert(*incarnation);
+                }
+                Row::Node { incarnation, .. } | Row::NodeGone { incarnation } => {
+                    living.remove(incarnation);
+                }
+                _ => {}
+            }
+        }
         windows.push(Window {
             id,
             incarnations,
-            before: place.checked_sub(1).map(|before| &moments[before]),
+            hits_all: living.iter().all(|node| incarnations.contains(node)) || incarnations.is_empty(),
+            before,
             begin,
             heal,
         });
