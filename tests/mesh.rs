@@ -8,6 +8,8 @@ mod harness;
 #[path = "mesh/worker.rs"]
 mod worker;
 
+#[path = "mesh/busy.rs"]
+mod busy;
 #[path = "mesh/cancel.rs"]
 mod cancel;
 #[path = "mesh/cut.rs"]
@@ -40,6 +42,8 @@ mod start;
 mod unknown_kind;
 #[path = "mesh/views.rs"]
 mod views;
+#[path = "mesh/without_a_word.rs"]
+mod without_a_word;
 
 /// A node of the tests, as a process: its name is the argument with which a mesh starts its nodes.
 #[test]

@@ -218,6 +218,16 @@ mod tests {
                 "{failures}"
             );
         }
+        let mut before = Duration::ZERO;
+        for failures in (0..=10_000).chain([i32::MAX - 1, i32::MAX]) {
+            for random in [0, 1, u64::MAX / 2, u64::MAX] {
+                let delay = backoff(failures, first, most, random);
+                assert!(delay >= first / 2 && delay <= most, "{failures}: {delay:?}");
+            }
+            let least = backoff(failures, first, most, 0);
+            assert!(least >= before, "{failures}: {least:?} after {before:?}");
+            before = least;
+        }
         assert_eq!(backoff(3, Duration::ZERO, most, 7), Duration::ZERO);
         assert!(backoff(i32::MAX, Duration::MAX, Duration::MAX, u64::MAX) > most);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::harness::{Lab, Load, Program, SLACK, UNHURRIED};
+use crate::harness::{Lab, Load, Program, SLACK, UNHURRIED, rounds};
 
 async fn end_of(lab: &mut Lab, name: &str, within: Duration) -> ExitStatus {
     let deadline = std::time::Instant::now() + within;
@@ -98,4 +98,67 @@ async fn second_signal_ends_a_draining_node_at_once() {
     lab.mesh.node_mut("n1").unwrap().terminate().unwrap();
     let status = end_of(&mut lab, "n1", SLACK).await;
     lab.check(status.code() == Some(130), || format!("it ended with {status}"));
+}
+
+#[tokio::test]
+async fn signals_at_any_moment_under_load_lose_nothing_and_repeat_nothing() {
+    let mut lab = Lab::start(3, Program::Worker, &[UNHURRIED]).await;
+    let load = Load::start(&lab.client);
+    let names = ["n1", "n2", "n3"];
+    for round in 0..2 * rounds() as usize {
+        // Somewhere between the join of one and the drain of the next; each of them moves slots while tasks come in.
+        load.more(&lab, 5 + round * 37 % 60, SLACK * 3).await;
+        let name = names[round % names.len()];
+        lab.mesh.node_mut(name).unwrap().terminate().unwrap();
+        let status = end_of(&mut lab, name, SLACK * 3).await;
+        lab.check(status.code() == Some(0), || {
+            format!("round {round}: {name} ended with {status}")
+        });
+        if let Err(error) = lab.mesh.node_mut(name).unwrap().start_again().await {
+            lab.fail(&format!("round {round}: {name} did not come back: {error}"));
+        }
+    }
+    let loaded = load.stop().await;
+    let history = lab.drained(SLACK * 3).await;
+    lab.check_effects(&history, &loaded).await;
+    let failed = lab
+        .rows("select * from ringmesh.finished_task where failures + crashes > 0")
+        .await;
+    lab.check_none("tasks that failed", &failed);
+}
+
+#[tokio::test]
+async fn clients_that_wait_or_say_nothing_hold_up_no_drain() {
+    let mut lab = Lab::start(2, Program::Ringmesh, &[UNHURRIED]).await;
+    let second = lab.incarnation("n2").await;
+    let id = lab
+        .submit(json!({"kind": "echo", "key": "later", "payload": 1, "delay": "1h"}))
+        .await;
+    let address = lab.mesh.nodes()[1].url().trim_start_matches("http://").to_owned();
+    let sent = [
+        String::new(),
+        "POST /v1/tasks HTTP/1.1\r\nhost: a\r\n".to_owned(),
+        "POST /v1/tasks HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"kind\":".to_owned(),
+        format!("GET /v1/tasks/{id}?wait=60s HTTP/1.1\r\nhost: a\r\n\r\n"),
+    ];
+    let waits_until = std::time::Instant::now() + Duration::from_secs(60);
+    let mut connections = Vec::new();
+    for text in sent.iter().cycle().take(40) {
+        let mut connection = tokio::net::TcpStream::connect(&address).await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut connection, text.as_bytes())
+            .await
+            .unwrap();
+        connections.push(connection);
+    }
+    lab.mesh.node_mut("n2").unwrap().terminate().unwrap();
+    let before_they_give_up = waits_until.saturating_duration_since(std::time::Instant::now());
+    let status = end_of(&mut lab, "n2", before_they_give_up).await;
+    lab.check(status.code() == Some(0), || format!("it ended with {status}"));
+    let left = lab
+        .number(&format!(
+            "select count(*) from ringmesh.node where incarnation = {second} and fenced_as = 'left'"
+        ))
+        .await;
+    lab.check(left == 1, || "it is not recorded as having left".into());
+    lab.all_owned(Duration::ZERO, second).await;
 }

@@ -21,12 +21,16 @@ async fn bad_task_ends_dead_with_its_story_and_harms_neither_its_key_nor_others(
         "x".repeat(900 << 10)
     );
     // The kind, its payload, and what its story must tell.
-    let cases: [(&str, Value, &str); 5] = [
+    let cases: [(&str, Value, &str); 8] = [
         ("panic", json!(null), "as asked"),
         ("say", json!({"text": text, "zeros": 3}), "drop schema"),
         ("sleep", json!({"ms": 600_000}), "time"),
         ("stubborn", json!({"ms": 600_000}), "time"),
         ("sleep", json!({"mss": 1}), "missing field `ms`"),
+        ("drop", json!({"ms": 0}), "dropped, as asked"),
+        ("drop", json!({"ms": 600_000}), "time"),
+        // The second run finds the lock as the first one left it.
+        ("poison", json!(null), "Poison"),
     ];
     let mut bad = Vec::new();
     for (number, (kind, payload, story)) in cases.iter().enumerate() {
@@ -145,4 +149,48 @@ async fn task_that_kills_its_process_ends_dead_after_few_deaths_and_takes_no_oth
         ))
         .await;
     lab.check(done == 60, || format!("of 60 others {done} ended"));
+}
+
+#[tokio::test]
+async fn task_that_exits_or_overflows_the_stack_ends_dead_and_its_key_goes_on() {
+    let mut lab = Lab::start(2, Program::Worker, &[]).await;
+    let mut tasks = Vec::new();
+    for kind in ["exit", "overflow"] {
+        let task = json!({"kind": kind, "key": kind, "payload": null, "max_attempts": 1});
+        tasks.push(lab.submit(task).await);
+        tasks.push(
+            lab.submit(json!({"kind": "echo", "key": kind, "payload": 1}))
+                .await,
+        );
+    }
+    let (mut deaths, deadline) = (0, Instant::now() + Duration::from_secs(90));
+    // What a supervisor does.
+    let ended = loop {
+        for node in lab.mesh.nodes_mut() {
+            if node.ended().is_some() {
+                deaths += 1;
+                node.spawn().await.unwrap();
+            }
+        }
+        let ended = lab
+            .rows("select slot || '-' || id as task, state, crashes from ringmesh.finished_task order by id");
+        let ended = ended.await;
+        if ended.len() == tasks.len() {
+            break ended;
+        }
+        if Instant::now() > deadline {
+            lab.fail(&format!("after {deaths} deaths only {ended:#?} ended"));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let expected: Vec<String> = tasks
+        .iter()
+        .zip(["dead", "succeeded"].iter().cycle())
+        .map(|(task, state)| {
+            let crashes = u8::from(*state == "dead");
+            format!(r#"{{"task":"{task}","state":"{state}","crashes":{crashes}}}"#)
+        })
+        .collect();
+    lab.check(ended == expected, || format!("after {deaths} deaths {ended:#?}"));
+    println!("{deaths} deaths by two tasks");
 }

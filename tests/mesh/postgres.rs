@@ -1,4 +1,4 @@
-//! Postgres stalls, restarts and crashes: nothing is accepted meanwhile, nobody is thrown out, all resumes.
+//! Postgres stalls, restarts, crashes and turns read-only: nothing is accepted meanwhile, nobody is thrown out, all resumes.
 
 use std::time::Instant;
 
@@ -100,6 +100,46 @@ async fn restart_and_crash_of_postgres_end_no_node_and_lose_nothing() {
     load.more(&lab, 100, SLACK * 3).await;
     let loaded = load.stop().await;
     lab.check(loaded.refused > 0, || "no client was ever told 503".into());
+    let history = lab.drained(SLACK * 3).await;
+    check_nobody_left(&mut lab, &before).await;
+    lab.execute("delete from ringmesh.finished_task where key = 'probe'")
+        .await;
+    lab.check_effects(&history, &loaded).await;
+}
+
+/// A standby behind the address of what was the primary, or an operator's hand.
+#[tokio::test]
+async fn postgres_that_takes_no_writes_for_two_lease_lengths_fences_nobody_and_loses_nothing() {
+    let mut lab = Lab::start(3, Program::Worker, &[]).await;
+    let load = Load::start(&lab.client);
+    load.more(&lab, 100, SLACK * 3).await;
+    let before = nodes(&lab).await;
+
+    lab.execute("alter system set default_transaction_read_only = on")
+        .await;
+    lab.execute("select pg_reload_conf()").await;
+    let task = json!({"kind": "noop", "key": "probe", "payload": null});
+    for node in 0..3 {
+        lab.until(SLACK, "submits are refused", async || {
+            let answer = lab.client.post(node, "/v1/tasks", &task).await.unwrap();
+            if answer.status == 503 && answer.retry_after.is_some() {
+                Ok(())
+            } else {
+                Err(format!("{answer:?}"))
+            }
+        })
+        .await;
+    }
+    let answers = probe_until(&lab, Instant::now() + TTL * 2).await;
+    let taken = answers.iter().filter(|answer| answer.status != 503);
+    let taken: Vec<String> = taken.map(|answer| format!("{answer:?}")).collect();
+    lab.check_none("answers other than 503 while nothing could be written", &taken);
+    lab.execute("alter system reset default_transaction_read_only")
+        .await;
+    lab.execute("select pg_reload_conf()").await;
+    load.more(&lab, 100, SLACK * 3).await;
+
+    let loaded = load.stop().await;
     let history = lab.drained(SLACK * 3).await;
     check_nobody_left(&mut lab, &before).await;
     lab.execute("delete from ringmesh.finished_task where key = 'probe'")

@@ -1,6 +1,8 @@
 //! Many first nodes at once.
 
-use crate::harness::{Lab, Program, UNHURRIED};
+use std::time::Duration;
+
+use crate::harness::{Lab, Load, Program, SLACK, UNHURRIED};
 
 #[tokio::test]
 async fn ten_nodes_start_at_once_on_an_empty_database() {
@@ -27,5 +29,29 @@ async fn ten_nodes_start_at_once_on_an_empty_database() {
     });
     let settings = lab.number("select count(*) from ringmesh.mesh").await;
     lab.check(settings == 1, || format!("{settings} rows of settings"));
-    lab.all_owned(std::time::Duration::ZERO, 0).await;
+    lab.all_owned(Duration::ZERO, 0).await;
+}
+
+#[tokio::test]
+async fn five_nodes_with_one_connection_for_each_use_start_on_an_empty_database_and_work() {
+    let env = [
+        UNHURRIED,
+        ("RINGMESH_CONNECTIONS", "1"),
+        ("RINGMESH_HOT_CONNECTIONS", "1"),
+    ];
+    let lab = Lab::start_on_empty(5, Program::Worker, &env).await;
+    lab.all_owned(SLACK, 0).await;
+    lab.record().await;
+    // Handlers keep the connection that submits and reads need as well.
+    let load = Load::start(&lab.client);
+    load.more(&lab, 100, SLACK * 3).await;
+    let loaded = load.stop().await;
+    let history = lab.drained(SLACK * 3).await;
+    let mut effects: Vec<&str> = history.effects().map(|effect| effect.task.as_str()).collect();
+    let mut accepted: Vec<&str> = loaded.accepted.iter().map(|task| task.id.as_str()).collect();
+    effects.sort_unstable();
+    accepted.sort_unstable();
+    lab.check(effects == accepted, || {
+        format!("{} accepted, {} effects", accepted.len(), effects.len())
+    });
 }

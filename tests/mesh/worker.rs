@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use ringmesh::config::LogFormat;
 use ringmesh::sqlx;
@@ -46,6 +47,11 @@ struct Say {
 /// | `wait {"gate"}` | ends when the gate is open |
 /// | `unless {"gate"}` | fails unless the gate is open |
 /// | `say {"text", "zeros"}` | fails with so many NUL characters and that text, for good |
+/// | `hog {"seq", "ms"}` | in its first attempt blocks every thread of the process for so long; then as `ledger` |
+/// | `drop {"ms"}` | waits for so long, and panics when it lets go of what it holds, also when it is aborted |
+/// | `poison` | panics while it holds a lock that all of its kind share |
+/// | `exit` | ends the process, politely |
+/// | `overflow` | ends the process by a stack that is too deep |
 pub(crate) fn run() {
     telemetry::log(LogFormat::Text).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -53,10 +59,70 @@ pub(crate) fn run() {
         .handler("ledger", ledger)
         .handler("wait", wait)
         .handler("unless", unless)
-        .handler("say", say);
+        .handler("say", say)
+        .handler("hog", hog)
+        .handler("drop", drop_badly)
+        .handler("poison", poison)
+        .handler("exit", exit)
+        .handler("overflow", overflow);
     if let Err(error) = runtime.block_on(mesh.run()) {
         panic!("{error}: {error:?}");
     }
+}
+
+#[derive(Deserialize)]
+struct Held {
+    ms: u64,
+}
+
+async fn hog(context: Context, mut entry: Entry) -> Result<(), Failure> {
+    if context.attempt() == 1 {
+        note_run(&context)?;
+        let until = Instant::now() + Duration::from_millis(entry.ms);
+        let block = move || std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        // As many as tokio makes for such work.
+        for _ in 0..512 {
+            tokio::task::spawn_blocking(block);
+        }
+        for _ in 0..64 {
+            tokio::spawn(async move { block() });
+        }
+        block();
+    }
+    entry.ms = 0;
+    ledger(context, entry).await
+}
+
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "dropped, as asked");
+    }
+}
+
+async fn drop_badly(_: Context, held: Held) -> Result<(), Failure> {
+    let _held = PanicsWhenDropped;
+    tokio::time::sleep(Duration::from_millis(held.ms)).await;
+    Ok(())
+}
+
+async fn poison(_: Context, _: ()) -> Result<(), Failure> {
+    static SHARED: Mutex<()> = Mutex::new(());
+    let _held = SHARED.lock().unwrap();
+    panic!("with the lock in hand");
+}
+
+async fn exit(_: Context, _: ()) -> Result<(), Failure> {
+    std::process::exit(0)
+}
+
+async fn overflow(_: Context, _: ()) -> Result<(), Failure> {
+    fn deeper(depth: u64) -> u64 {
+        let frame = std::hint::black_box([depth; 256]);
+        frame[0] + if depth < u64::MAX { deeper(depth + 1) } else { 0 }
+    }
+    Err(Failure::new(deeper(0)))
 }
 
 async fn ledger(context: Context, entry: Entry) -> Result<(), Failure> {

@@ -29,7 +29,7 @@
 //! snapshots, or never will be. A poll's own commit writes WAL and waits for it, so that a crash of Postgres takes back
 //! neither of the two numbers; what it does take back was given to transactions that died with it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use ringmesh_ring::{Epoch, Key, SLOTS, Slot};
 
@@ -51,6 +51,8 @@ const ROOM_PER_PROBE: (usize, usize) = (8, 64);
 /// An urgent probe picks this many urgent tasks; each may bring 32 of its key, itself included.
 const URGENT_PER_PROBE: usize = 2;
 const URGENT_ROOM: usize = URGENT_PER_PROBE * 32;
+/// However many urgent tasks there are, the others may have this part of the room: a task that is not in memory does not age.
+const SHARE: usize = 8;
 /// How many suspects run at once while none of them has to run alone.
 const SUSPECTS: usize = 16;
 /// A suspect that has run for so long makes room for the next.
@@ -59,7 +61,7 @@ const SEAT_MS: i64 = 5000;
 /// Bounds of what is in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
-    /// Tasks claimed and not yet ended. Urgent claims may exceed it by a quarter.
+    /// Tasks claimed and not yet ended. Urgent claims may exceed it by a quarter; [`SHARE`] says what is left to the others.
     pub(crate) tasks: usize,
     /// Of these, of one slot.
     pub(crate) per_slot: usize,
@@ -114,8 +116,14 @@ pub(crate) struct Lanes {
     last_poll: Option<Horizon>,
     horizon: i64,
     tasks: usize,
+    /// Of these, those that urgent claims brought.
+    hurried: usize,
     active: usize,
     reserved: usize,
+    /// Of these, for claims of the oldest.
+    reserved_for_oldest: usize,
+    /// The last claim was an urgent one: those of the oldest are next in turn.
+    was_urgent: bool,
     next: u64,
 }
 
@@ -142,6 +150,8 @@ struct Owned {
     urgent: bool,
     urgent_queued: bool,
     tasks: usize,
+    /// The numbers of those that urgent claims brought.
+    hurried: HashSet<i64>,
     lanes: HashMap<Key, LaneId>,
     closed: Vec<LaneId>,
 }
@@ -151,6 +161,13 @@ impl Owned {
     /// could go on for ever.
     fn is_claimable(&self) -> bool {
         !self.leaving && self.claim.is_none() && self.doubts == 0 && self.closed.is_empty()
+    }
+
+    /// How many more of its oldest tasks may come into memory.
+    fn room_for_oldest(&self, per_slot: usize) -> usize {
+        let oldest = self.tasks - self.hurried.len();
+        let share = (per_slot / SHARE).max(1).saturating_sub(oldest);
+        per_slot.saturating_sub(self.tasks).max(share)
     }
 }
 
@@ -186,8 +203,11 @@ impl Lanes {
             last_poll: None,
             horizon: 0,
             tasks: 0,
+            hurried: 0,
             active: 0,
             reserved: 0,
+            reserved_for_oldest: 0,
+            was_urgent: false,
             next: 1,
         }
     }
@@ -226,6 +246,7 @@ impl Lanes {
             urgent: true,
             urgent_queued: false,
             tasks: 0,
+            hurried: HashSet::new(),
             lanes: HashMap::new(),
             closed: Vec::new(),
         });
@@ -267,6 +288,7 @@ impl Lanes {
             return Vec::new();
         };
         self.tasks -= owned.tasks;
+        self.hurried -= owned.hurried.len();
         let mut runs = Vec::new();
         for id in owned.lanes.into_values() {
             self.unqueue(id);
@@ -371,7 +393,7 @@ impl Lanes {
         if !owned.is_claimable() {
             return;
         }
-        if owned.dirty && !owned.queued && owned.tasks < self.room.per_slot {
+        if owned.dirty && !owned.queued && owned.room_for_oldest(self.room.per_slot) > 0 {
             owned.queued = true;
             self.dirty.push_back(slot);
         }
@@ -419,13 +441,25 @@ impl Lanes {
 
     // ---- claims ----
 
-    /// The next claim, if there is a dirty slot and room for its tasks.
+    /// The next claim, if there is a dirty slot and room for its tasks. In turns, so that neither sort starves the other.
     pub(crate) fn plan(&mut self) -> Option<Plan> {
-        self.plan_urgent().or_else(|| self.plan_oldest())
+        let plan = if self.was_urgent {
+            self.plan_oldest().or_else(|| self.plan_urgent())
+        } else {
+            self.plan_urgent().or_else(|| self.plan_oldest())
+        };
+        self.was_urgent = plan.as_ref().is_some_and(|plan| plan.urgent);
+        plan
     }
 
     fn free(&self, room: usize) -> usize {
         room.saturating_sub(self.tasks + self.reserved)
+    }
+
+    fn free_for_oldest(&self) -> usize {
+        let oldest = self.tasks - self.hurried + self.reserved_for_oldest;
+        let share = (self.room.tasks / SHARE).saturating_sub(oldest);
+        self.free(self.room.tasks).max(share)
     }
 
     fn plan_urgent(&mut self) -> Option<Plan> {
@@ -446,7 +480,7 @@ impl Lanes {
     }
 
     fn plan_oldest(&mut self) -> Option<Plan> {
-        let free = self.free(self.room.tasks);
+        let free = self.free_for_oldest();
         let want = self.dirty.len().min(SLOTS_PER_CLAIM);
         // Rather wait for room than make many small claims.
         if want == 0 || (free < self.room.tasks / 8 && free < want * ROOM_PER_PROBE.0) {
@@ -461,7 +495,7 @@ impl Lanes {
             let Some(slot) = self.dirty.pop_front() else { break };
             let Some(owned) = self.owned(slot) else { continue };
             owned.queued = false;
-            let room = each.min(per_slot.saturating_sub(owned.tasks));
+            let room = each.min(owned.room_for_oldest(per_slot));
             // A slot without room stays dirty, and is queued again when one of its tasks ends.
             if !owned.dirty || !owned.is_claimable() || room == 0 {
                 continue;
@@ -487,6 +521,7 @@ impl Lanes {
             owned.claim = Some(number);
             owned.lowered = i64::MAX;
             self.reserved += if urgent { URGENT_ROOM } else { room };
+            self.reserved_for_oldest += if urgent { 0 } else { room };
             let start = if owned.pins > 0 { 0 } else { owned.start };
             probes.push(Probe {
                 slot,
@@ -507,11 +542,9 @@ impl Lanes {
     fn end_claim(&mut self, number: u64) -> Option<(Plan, i64)> {
         let (plan, horizon) = self.claims.remove(&number)?;
         for probe in &plan.probes {
-            self.reserved -= if plan.urgent {
-                URGENT_ROOM
-            } else {
-                usize::try_from(probe.room).unwrap_or(0)
-            };
+            let room = usize::try_from(probe.room).unwrap_or(0);
+            self.reserved -= if plan.urgent { URGENT_ROOM } else { room };
+            self.reserved_for_oldest -= if plan.urgent { 0 } else { room };
         }
         Some((plan, horizon))
     }
@@ -568,7 +601,7 @@ impl Lanes {
         }
         let mut back = Vec::new();
         for task in answer.tasks {
-            back.extend(self.put(task, now));
+            back.extend(self.put(task, plan.urgent, now));
         }
         for probe in &plan.probes {
             self.claim_over(probe.slot, number);
@@ -641,7 +674,7 @@ impl Lanes {
 
     /// Which of these claims, read from Postgres, are under an epoch that we hold and nobody here knows of.
     pub(crate) fn strays(&self, tokens: Vec<Token>) -> Vec<Token> {
-        let known: std::collections::HashSet<Token> = self
+        let known: HashSet<Token> = self
             .lanes
             .values()
             .flat_map(|lane| {
@@ -658,7 +691,7 @@ impl Lanes {
             .collect()
     }
 
-    fn put(&mut self, task: Claimed, now: i64) -> Option<Return> {
+    fn put(&mut self, task: Claimed, hurried: bool, now: i64) -> Option<Return> {
         let slot = task.id.slot;
         let token = task.token();
         if self.epoch(slot) != Some(task.epoch) {
@@ -690,6 +723,9 @@ impl Lanes {
         }
         owned.tasks += 1;
         self.tasks += 1;
+        if hurried && owned.hurried.insert(task.id.number) {
+            self.hurried += 1;
+        }
         if lane.closed.is_some() || leaving {
             if lane.closed.is_none() {
                 owned.closed.push(id);
@@ -825,21 +861,22 @@ impl Lanes {
         let Some(it) = self.lanes.get_mut(&lane) else {
             return;
         };
-        if it.active.is_none_or(|(active, _)| active != run) {
+        let Some((_, token)) = it.active.take_if(|(active, _)| *active == run) else {
             return;
-        }
-        it.active = None;
+        };
         self.active -= 1;
-        let slot = it.slot;
-        self.forget(slot);
+        self.forget(token.id);
         self.queue(lane);
     }
 
-    fn forget(&mut self, slot: Slot) {
+    fn forget(&mut self, task: TaskId) {
         self.tasks -= 1;
-        if let Some(owned) = self.owned(slot) {
+        if let Some(owned) = self.slots[task.slot.index()].as_mut() {
             owned.tasks -= 1;
-            self.enqueue(slot);
+            if owned.hurried.remove(&task.number) {
+                self.hurried -= 1;
+            }
+            self.enqueue(task.slot);
         }
     }
 
@@ -899,7 +936,7 @@ impl Lanes {
         if let Some(owned) = self.owned(slot) {
             owned.dirty = true;
         }
-        self.forget(slot);
+        self.forget(token.id);
         self.open(id);
     }
 
@@ -949,7 +986,7 @@ impl Lanes {
                 if let Some(lane) = self.lanes.get_mut(&id) {
                     lane.waiting.retain(|(_, waiting)| waiting.id != task);
                 }
-                self.forget(task.slot);
+                self.forget(task);
                 self.queue(id);
                 Cancelled::Forgotten
             }

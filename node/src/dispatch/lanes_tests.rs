@@ -10,8 +10,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::Probed;
 
+/// So that one urgent claim fits in, and no second one.
 const ROOM: Room = Room {
-    tasks: 24,
+    tasks: 60,
     per_slot: 10,
 };
 /// Slots of the model, and keys per slot.
@@ -502,7 +503,9 @@ impl World {
                 .mark(Slot::new(PLACES[choice % PLACES.len()]).unwrap(), choice % 2 == 0),
         }
         let (tasks, active, _) = self.lanes.counts();
-        assert!(tasks + self.lanes.reserved <= ROOM.tasks + ROOM.tasks / 4 + URGENT_ROOM);
+        let most = ROOM.tasks + ROOM.tasks / 4 + ROOM.tasks / SHARE + URGENT_ROOM;
+        assert!(tasks + self.lanes.reserved <= most);
+        assert!(self.lanes.hurried <= tasks && self.lanes.reserved_for_oldest <= self.lanes.reserved);
         assert!(active <= tasks);
     }
 
@@ -553,7 +556,14 @@ impl World {
         }
         self.lanes.set_aside_dirt();
         assert_eq!(self.lanes.counts(), (0, 0, 0), "{:?}", self.lanes);
-        assert_eq!(self.lanes.reserved, 0);
+        assert_eq!(
+            (
+                self.lanes.hurried,
+                self.lanes.reserved,
+                self.lanes.reserved_for_oldest
+            ),
+            (0, 0, 0)
+        );
         for place in PLACES {
             assert!(self.lanes.is_quiet(Slot::new(place).unwrap()));
         }
@@ -719,12 +729,73 @@ fn priority_orders_between_keys_and_waiting_makes_up_for_it() {
     let mut task = |number: i64, priority: u8, now: i64| {
         let mut task = world_task(number, slot);
         task.priority = priority;
-        lanes.put(task, now);
+        lanes.put(task, false, now);
     };
     task(1, 0, 0);
     task(2, 9, 45_001);
     lanes.on_claim_failed(plan.number, false);
     assert_eq!(lanes.take().unwrap().task.id.number, 1);
+}
+
+#[test]
+fn a_flood_of_urgent_tasks_does_not_keep_the_others_out_of_memory() {
+    // First the flood fills the slot of the other task, then the whole memory from another slot.
+    let floods = [
+        (
+            Room {
+                tasks: 4096,
+                per_slot: 16,
+            },
+            1,
+        ),
+        (
+            Room {
+                tasks: 1024,
+                per_slot: 4096,
+            },
+            KEYS,
+        ),
+    ];
+    for (room, first_key) in floods {
+        let mut world = World::new();
+        world.lanes = Lanes::new(room);
+        for (slot, epoch) in world.epochs.clone() {
+            world.lanes.grant(slot, epoch);
+        }
+        let submit = |world: &mut World, key: usize, priority: u8| {
+            world.begin_submit(key, priority);
+            world.commit(0, true);
+        };
+        for number in 0..2_000 {
+            submit(&mut world, first_key + number % 2, 9);
+        }
+        let (mut plain, mut ended, mut urgent_claims) = (None, None, 0);
+        for round in 0..4_000 {
+            if round == 100 {
+                plain = Some(world.next_id);
+                submit(&mut world, 0, 0);
+            }
+            while let Some(plan) = world.lanes.plan() {
+                urgent_claims += usize::from(plan.urgent);
+                let answer = world.claim(&plan);
+                world.lanes.on_claim(plan.number, answer, round * 10);
+            }
+            // One ends, another one comes.
+            let start = world.lanes.take().unwrap();
+            let id = start.task.id.number;
+            world.lanes.done(start.lane, start.run);
+            world.end(id);
+            if Some(id) == plain {
+                ended = Some(round);
+                break;
+            }
+            let key = first_key + usize::try_from(round).unwrap() % 2;
+            submit(&mut world, key, 9);
+        }
+        assert!(urgent_claims > 10, "{room:?}: {urgent_claims} urgent claims");
+        let ended = ended.unwrap_or_else(|| panic!("{room:?}: it never ran"));
+        println!("{room:?}: it ran after {} others", ended - 100);
+    }
 }
 
 fn world_task(number: i64, slot: Slot) -> Claimed {
@@ -763,6 +834,7 @@ fn suspects_run_few_at_a_time_and_those_of_the_second_degree_alone() {
                 trial: -1,
                 ..world_task(number, slot)
             },
+            false,
             0,
         );
     }
@@ -773,10 +845,11 @@ fn suspects_run_few_at_a_time_and_those_of_the_second_degree_alone() {
                 trial: -2,
                 ..world_task(number, slot)
             },
+            false,
             0,
         );
     }
-    lanes.put(world_task(23, slot), 0);
+    lanes.put(world_task(23, slot), false, 0);
     assert_eq!(
         lanes.take().unwrap().task.id.number,
         23,

@@ -170,6 +170,28 @@ async fn a_higher_incarnation_replaces_the_lower_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_name_that_starts_again_and_again_is_there_once_and_newcomers_still_learn_of_all() {
+    let rounds = std::env::var("MESH_TEST_ROUNDS").map_or(1, |text| text.parse().expect("a number"));
+    let a = node("a", 1, &[]).await;
+    let _b = node("b", 2, &[a.address()]).await;
+    let mut last = 2;
+    for _ in 0..rounds * 15 {
+        last += 1;
+        // It is killed: nothing is said, and all its former lives are remembered as dead.
+        let _c = node("c", last, &[a.address()]).await;
+        sees(&a, &["a1", "b2", &format!("c{last}")]).await;
+    }
+    let d = node("d", last + 1, &[a.address()]).await;
+    for gossip in [&a, &d] {
+        when(gossip, |peers| {
+            let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
+            names == ["a", "b", "d"]
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_zombie_of_a_name_that_left_is_not_seen_again() {
     let [a, _b, _zombie] = mesh().await;
     let new = node("c", 4, &[a.address()]).await;

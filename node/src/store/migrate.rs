@@ -18,7 +18,7 @@ pub enum MigrateError {
     /// Nothing was changed.
     #[error(transparent)]
     Store(#[from] Error),
-    /// Nothing was changed: all migrations stand in one transaction.
+    /// Postgres refused a migration. Nothing was changed: all migrations stand in one transaction.
     #[error("a migration failed, and none was kept")]
     Migration(#[source] sqlx::migrate::MigrateError),
     /// Nothing was changed.
@@ -103,13 +103,30 @@ async fn migrate_on(connection: &mut PgConnection) -> Result<usize, MigrateError
         locking: false,
         ..sqlx::migrate::Migrator::DEFAULT
     };
-    migrator
-        .run_direct(None, &mut *tx, false)
-        .await
-        .map_err(MigrateError::Migration)?;
+    migrator.run_direct(None, &mut *tx, false).await.map_err(failed)?;
     let after = applied(&mut tx).await.map_err(store)?;
     tx.commit().await.map_err(store)?;
     Ok(usize::try_from(after - before).unwrap_or(0))
+}
+
+/// A session that ended half-way says nothing against the migration: it is tried again.
+fn failed(error: sqlx::migrate::MigrateError) -> MigrateError {
+    use sqlx::migrate::MigrateError::{Execute, ExecuteMigration};
+    match error {
+        Execute(source) => after(source, Execute),
+        ExecuteMigration(source, version) => after(source, |source| ExecuteMigration(source, version)),
+        other => MigrateError::Migration(other),
+    }
+}
+
+fn after(
+    source: sqlx::Error,
+    failed: impl FnOnce(sqlx::Error) -> sqlx::migrate::MigrateError,
+) -> MigrateError {
+    match Error::from(source) {
+        Error::Refused(source) => MigrateError::Migration(failed(source)),
+        error => MigrateError::Store(error),
+    }
 }
 
 async fn applied(tx: &mut PgConnection) -> Result<i64, sqlx::Error> {

@@ -4,22 +4,32 @@
 //! that lacks a row means *fenced* for it and is a normal result.
 
 pub(crate) mod bench;
+#[cfg(test)]
+mod claim_model_tests;
 mod claims;
 pub(crate) mod demo;
 mod lease;
 mod migrate;
 #[cfg(test)]
+mod migrate_tests;
+#[cfg(test)]
 mod races_tests;
 mod read;
 mod retention;
+#[cfg(test)]
+mod scale_tests;
 mod session;
 mod slots;
 pub(crate) mod submit;
+#[cfg(test)]
+mod submit_races_tests;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 pub(crate) mod testing_owner;
 mod transaction;
+#[cfg(test)]
+mod upkeep_races_tests;
 
 use std::sync::Arc;
 use std::time::Duration;

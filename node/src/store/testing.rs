@@ -22,9 +22,19 @@ pub(crate) async fn fresh() -> Fresh {
 }
 
 pub(crate) async fn fresh_with(options: postgres::Options) -> Fresh {
+    let fresh = unmigrated(options).await;
+    fresh.store.migrate().await.unwrap();
+    fresh
+}
+
+/// As [`fresh`], without any table.
+pub(crate) async fn fresh_unmigrated() -> Fresh {
+    unmigrated(postgres::Options::for_tests()).await
+}
+
+async fn unmigrated(options: postgres::Options) -> Fresh {
     let server = Postgres::start(options).await.unwrap();
     let store = patient(&server.url(), "ringmesh test");
-    store.migrate().await.unwrap();
     Fresh { store, server }
 }
 

@@ -120,6 +120,11 @@ impl Lab {
         }
     }
 
+    /// Begins a record of what Postgres commits.
+    pub(crate) async fn record(&self) {
+        history::record(&self.db).await;
+    }
+
     /// Adds a node of this name to the mesh, and returns when it is ready. `env` wins over what all nodes are told.
     pub(crate) async fn add_guest(&mut self, name: &str, program: Program, env: &[(&str, &str)]) {
         let (seeds, secret) = (

@@ -1,0 +1,159 @@
+//! What a look costs when there is much that it does not look for: counted in rows that Postgres read, not in time.
+
+use std::time::Duration;
+
+use ringmesh_ring::{Epoch, Slot};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+use super::testing_owner::Database;
+use super::*;
+
+const SLOTS: u16 = 64;
+/// By hand, `SCALE_TEST_ROWS` says more.
+const ROWS: i64 = 100_000;
+
+fn rows() -> i64 {
+    let rows = std::env::var("SCALE_TEST_ROWS").ok();
+    rows.map_or(ROWS, |rows| rows.parse().expect("SCALE_TEST_ROWS is a number"))
+}
+
+struct World {
+    db: Database,
+    session: PgConnection,
+    me: Me,
+    granted: Vec<(Slot, Epoch)>,
+}
+
+impl World {
+    async fn new() -> World {
+        let db = Database::new().await;
+        let session = PgConnection::connect(&db.url).await.unwrap();
+        let slots: Vec<Slot> = (0..SLOTS).map(|slot| Slot::new(slot).unwrap()).collect();
+        let (me, granted) = db.owner("a", &slots).await;
+        World {
+            db,
+            session,
+            me,
+            granted,
+        }
+    }
+
+    async fn run(&mut self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+            .execute(&mut self.session)
+            .await
+            .unwrap();
+    }
+
+    fn probes(&self, room: i32) -> Vec<Probe> {
+        self.granted
+            .iter()
+            .map(|(slot, epoch)| Probe {
+                slot: *slot,
+                epoch: *epoch,
+                start: 0,
+                room,
+            })
+            .collect()
+    }
+
+    /// The rows of `ringmesh.task` that sessions read, those that have ended.
+    async fn read(&mut self) -> i64 {
+        let sql = "select seq_tup_read + coalesce(idx_tup_fetch, 0)
+                     + (select sum(idx_tup_read) from pg_stat_user_indexes where relid = 'ringmesh.task'::regclass)::bigint
+                   from pg_stat_user_tables where relid = 'ringmesh.task'::regclass";
+        sqlx::query_scalar(sql)
+            .fetch_one(&mut self.session)
+            .await
+            .unwrap()
+    }
+
+    /// How many rows the sessions of that work read. They end with it: then their counts are complete.
+    async fn reads<F: Future<Output = ()>>(&mut self, work: impl FnOnce(Store) -> F) -> i64 {
+        let before = self.read().await;
+        work(self.db.another()).await;
+        let open = "select count(*) from pg_stat_activity where application_name = 'ringmesh test node' and datname = current_database()";
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        while sqlx::query_scalar::<_, i64>(open)
+            .fetch_one(&mut self.session)
+            .await
+            .unwrap()
+            > 0
+        {
+            assert!(tokio::time::Instant::now() < deadline, "its sessions do not end");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        self.read().await - before
+    }
+}
+
+#[tokio::test]
+async fn tasks_that_are_due_in_future_cost_claims_and_promotions_nothing() {
+    let mut world = World::new().await;
+    // A session whose plans were made while the table was empty keeps them.
+    let early = world.db.another();
+    let (me, granted, probes) = (world.me, world.granted.clone(), world.probes(8));
+    early.claim(me, &probes).await.unwrap();
+    early.promote(me, &granted, 8).await.unwrap();
+    let rows = rows();
+    world
+        .run(&format!(
+            "insert into ringmesh.task (slot, id, key, kind, payload, wait, run_at)
+             select n % {SLOTS}, n, 'k' || n, 'noop', '1', 'scheduled', now() + interval '1 day' + n * interval '1 second'
+             from generate_series(1, {rows}) n;
+             insert into ringmesh.task (slot, id, key, kind, payload)
+             select n, {rows} + n, 'due' || n, 'noop', '1' from generate_series(1, 20) n;
+             insert into ringmesh.task (slot, id, key, kind, payload, wait, run_at)
+             select n, {rows} + 100 + n, 'past' || n, 'noop', '1', 'scheduled', '2020-01-01Z' from generate_series(1, 20) n;
+             analyze ringmesh.task"
+        ))
+        .await;
+    let slots: Vec<Slot> = granted.iter().map(|(slot, _)| *slot).collect();
+    let read = world
+        .reads(|store| async move {
+            for store in [early, store] {
+                store.news(&probes).await.unwrap();
+                store.next_due(&slots).await.unwrap();
+                store.promote(me, &granted, 8).await.unwrap();
+                store.claim_urgent(me, &probes).await.unwrap();
+                store.claim(me, &probes).await.unwrap();
+            }
+        })
+        .await;
+    println!("with {rows} tasks ahead, two rounds read {read} rows");
+    assert_eq!(
+        world
+            .db
+            .count("select count(*) from ringmesh.task where attempt = 1")
+            .await,
+        40
+    );
+    // One look per slot and statement, and what they found, some of it more than once.
+    assert!(read < 2_000, "{read} rows were read");
+}
+
+#[tokio::test]
+async fn what_a_dead_node_had_claimed_is_taken_in_chunks_whose_cost_does_not_depend_on_all_of_it() {
+    let mut world = World::new().await;
+    let rows = rows();
+    world
+        .run(&format!(
+            "insert into ringmesh.task (slot, id, key, kind, payload, epoch, attempt, started_at)
+             select n % {SLOTS}, n, 'k' || n % 5000, 'noop', '1', 0, 1, now() from generate_series(1, {rows}) n;
+             analyze ringmesh.task"
+        ))
+        .await;
+    let (me, probes) = (world.me, world.probes(8));
+    let read = world
+        .reads(|store| async move {
+            for round in 1..=3 {
+                store.news(&probes).await.unwrap();
+                let answer = store.claim(me, &probes).await.unwrap();
+                assert_eq!(answer.tasks.len(), 8 * usize::from(SLOTS), "round {round}");
+                assert!(answer.tasks.iter().all(|task| task.lost && task.trial == -1));
+            }
+        })
+        .await;
+    println!("of {rows} lost tasks, three claims of 512 read {read} rows");
+    assert!(read < 20_000, "{read} rows were read");
+}
