@@ -9,6 +9,8 @@
 //! - a session whose last question has no answer, be it late or its asker gone, or in an open transaction, is never used again
 //!   and never tidied up: its socket is closed, and its place in the pool is free at once. What the server still does of it ends
 //!   by itself: by its `statement_timeout`, `idle_in_transaction_session_timeout`, or the closed socket;
+//! - a session that was refused a write because its server takes none is not kept either: it may have reached a standby, at an
+//!   address that leads to the primary by now;
 //! - once one session had no answer, those that lay idle at that time are not believed either: a silent network took them
 //!   all, and each would cost another limit.
 
@@ -36,6 +38,9 @@ const BELIEVED_IDLE: Duration = Duration::from_secs(30);
 
 /// How long that sign of life may take; less than a new connection may.
 const SIGN_WITHIN: Duration = Duration::from_secs(1);
+
+/// SQLSTATE of a write where none is taken.
+const READ_ONLY: &str = "25006";
 
 /// How long a session may take on its way back into its pool.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
@@ -176,6 +181,8 @@ pub(crate) struct Session {
     answered: bool,
     /// A transaction is open.
     open: bool,
+    /// Its server takes no writes.
+    reads_only: bool,
 }
 
 impl std::fmt::Debug for Session {
@@ -192,6 +199,7 @@ impl Session {
             silence: silence.clone(),
             answered: true,
             open: false,
+            reads_only: false,
         }
     }
 
@@ -250,6 +258,11 @@ impl Session {
                 | sqlx::Error::Protocol(_)
                 | sqlx::Error::WorkerCrashed)
         );
+        if let Err(sqlx::Error::Database(refusal)) = &answer
+            && refusal.code().as_deref() == Some(READ_ONLY)
+        {
+            self.reads_only = true;
+        }
         answer
     }
 
@@ -298,7 +311,7 @@ impl Drop for Session {
         match tokio::runtime::Handle::try_current() {
             // The way back asks for a sign of life as well. If none comes, the dropped future closes the socket and
             // frees the place.
-            Ok(runtime) if self.answered && !self.open => {
+            Ok(runtime) if self.answered && !self.open && !self.reads_only => {
                 let silence = self.silence.clone();
                 runtime.spawn(async move {
                     if timeout(BACK_WITHIN, connection.return_to_pool()).await.is_err() {

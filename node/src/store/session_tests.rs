@@ -141,6 +141,42 @@ async fn what_lay_idle_in_a_silence_is_not_asked() {
 }
 
 #[tokio::test]
+async fn a_session_whose_server_takes_no_writes_is_not_kept() {
+    let db = Database::new().await;
+    let mut operator: PgConnection = PgConnection::connect(&db.url).await.unwrap();
+    let name: String = sqlx::query_scalar("select quote_ident(current_database())")
+        .fetch_one(&mut operator)
+        .await
+        .unwrap();
+    let pool = Pool::new(
+        1,
+        db.url.parse().unwrap(),
+        Duration::from_secs(10),
+        &Arc::default(),
+    );
+    let write = || sqlx::query("update ringmesh.mesh set only_row = true").execute(&pool);
+    // As if a standby stood behind the address for a while: who connects then cannot write, whatever stands there later.
+    let standby = sqlx::AssertSqlSafe(format!(
+        "alter database {name} set default_transaction_read_only = on"
+    ));
+    sqlx::raw_sql(standby).execute(&mut operator).await.unwrap();
+    let refused = write().await.unwrap_err();
+    assert_eq!(
+        refused.as_database_error().unwrap().code().as_deref(),
+        Some(READ_ONLY)
+    );
+    assert!(matches!(
+        crate::store::Error::from(refused),
+        crate::store::Error::Unavailable(_)
+    ));
+    let primary = sqlx::AssertSqlSafe(format!(
+        "alter database {name} reset default_transaction_read_only"
+    ));
+    sqlx::raw_sql(primary).execute(&mut operator).await.unwrap();
+    write().await.unwrap();
+}
+
+#[tokio::test]
 async fn what_is_dropped_half_way_leaves_no_open_transaction() {
     let db = Database::new().await;
     let slot = Slot::of(&Key::new("k").unwrap());
