@@ -8,10 +8,10 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use ringmesh::sqlx::postgres::PgConnection;
 use ringmesh::sqlx::{Connection as _, raw_sql};
-use tokio::time::{Instant, sleep, sleep_until};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::DropGuard;
 
-use super::{Begun, Fault, about, one_of};
+use super::{Begun, Fault, about, again, one_of};
 use crate::lab::{Lab, Old, Options, Replication};
 
 pub(super) fn all() -> Vec<Box<dyn Fault>> {
@@ -135,22 +135,6 @@ impl Fault for Pause {
         }
         Ok(lab.database_mut().primary().resume()?)
     }
-}
-
-/// Does something again and again until it is dropped, in a task of its own.
-pub(super) fn again<F>(every: Duration, mut what: impl FnMut() -> F + Send + 'static) -> DropGuard
-where
-    F: Future<Output = ()> + Send,
-{
-    let end = CancellationToken::new();
-    let repeated = async move {
-        loop {
-            what().await;
-            sleep(every).await;
-        }
-    };
-    tokio::spawn(end.clone().run_until_cancelled_owned(repeated));
-    end.drop_guard()
 }
 
 /// N14: each second some sessions of nodes are ended, or what they do is cancelled.

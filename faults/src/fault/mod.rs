@@ -7,20 +7,44 @@
 //! |---|---|
 //! | `process` | ends of processes: N1, N3, N6, N7 |
 //! | `pause` | processes that stand still: N2, N19 |
-//! | `network` | links: N9 to N13, N15, N29 |
-//! | `database` | Postgres and its sessions: N14, N20, N21 |
+//! | `starve` | too little processor, memory, file descriptors: N4, N5 |
+//! | `identity` | clones, strangers, other addresses: N8, N16 |
+//! | `network` | links: N9 to N13, N15, N17, N29 |
 //! | `clock` | wall clocks: N18 |
+//! | `database` | Postgres goes away, and sessions end: N14, N20, N21 |
+//! | `neighbour` | others who use the same Postgres: N22, N23, N25 to N27 |
+//! | `pooler` | PgBouncer: N24 |
+//! | `http` | clients that behave badly: N28 |
+//! | `together` | several at once: N30 |
+//!
+//! What could not be built:
+//!
+//! | of | is missing | because |
+//! |---|---|---|
+//! | N5 | a full disk of the node | a node writes nothing but its log, to standard error |
+//! | N12 | delay and disorder of packets of TCP | no netem here; the relay delays streams as a whole instead |
+//! | N16 | stale A records | nodes are told addresses; a server of names would test the resolver |
+//! | N22 | a role that loses its rights | the lab's nodes are superusers of their Postgres |
 
 mod clock;
 mod database;
+mod http;
+mod identity;
+mod neighbour;
 mod network;
 mod pause;
+mod pooler;
 mod process;
+mod starve;
+mod together;
+
+use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::lab::{Lab, Options};
 
@@ -70,12 +94,22 @@ pub trait Fault: Send {
 
 /// All faults.
 pub fn all() -> Vec<Box<dyn Fault>> {
+    single().into_iter().chain(together::all()).collect()
+}
+
+/// All faults that are not made of others.
+fn single() -> Vec<Box<dyn Fault>> {
     let families = [
         process::all(),
         pause::all(),
+        starve::all(),
+        identity::all(),
         network::all(),
-        database::all(),
         clock::all(),
+        database::all(),
+        neighbour::all(),
+        pooler::all(),
+        http::all(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -83,6 +117,11 @@ pub fn all() -> Vec<Box<dyn Fault>> {
 /// The fault of this name.
 pub fn by_name(name: &str) -> Option<Box<dyn Fault>> {
     all().into_iter().find(|fault| fault.name() == name)
+}
+
+/// The fault of this name, if it is not made of others.
+fn by_single_name(name: &str) -> Option<Box<dyn Fault>> {
+    single().into_iter().find(|fault| fault.name() == name)
 }
 
 /// Some of the numbers below `of`, in ascending order.
@@ -99,6 +138,22 @@ fn some(rng: &mut StdRng, of: usize, count: usize) -> Vec<usize> {
 /// One of these.
 fn one_of<T: Copy>(rng: &mut StdRng, these: &[T]) -> T {
     these[rng.random_range(0..these.len())]
+}
+
+/// Does something again and again until it is dropped, in a task of its own.
+fn again<F>(every: Duration, mut what: impl FnMut() -> F + Send + 'static) -> DropGuard
+where
+    F: Future<Output = ()> + Send,
+{
+    let end = CancellationToken::new();
+    let repeated = async move {
+        loop {
+            what().await;
+            tokio::time::sleep(every).await;
+        }
+    };
+    tokio::spawn(end.clone().run_until_cancelled_owned(repeated));
+    end.drop_guard()
 }
 
 /// Names and incarnations of nodes that are about to be hit.
@@ -130,6 +185,13 @@ mod tests {
         let names: BTreeSet<&str> = all().iter().map(|fault| fault.name()).collect();
         assert_eq!(names.len(), all().len());
         assert!(names.iter().all(|name| by_name(name).is_some()));
+    }
+
+    #[test]
+    fn every_kind_of_fault_is_there() {
+        let ids: BTreeSet<&str> = all().iter().map(|fault| fault.id()).collect();
+        let wanted: Vec<String> = (1..=30).map(|number| format!("N{number}")).collect();
+        assert_eq!(ids, wanted.iter().map(String::as_str).collect());
     }
 
     #[test]

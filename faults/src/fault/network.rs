@@ -1,13 +1,18 @@
 //! Links that are cut, slow or silent.
 
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio::net::UdpSocket;
+use tokio_util::sync::DropGuard;
 
+use super::again;
 use super::process::Share;
 use super::{Begun, Fault, about, one_of, some};
 use crate::lab::{Cut, Hold, Lab, Options, Weather};
@@ -25,9 +30,10 @@ pub(super) fn all() -> Vec<Box<dyn Fault>> {
         Box::new(Links::of("N11", "one-way", Shape::OneWay)),
         Box::new(Links::of("N11", "one-pair", Shape::OnePair)),
         Box::new(BlackHole),
-        Box::<LostCommits>::default(),
+        Box::new(LostCommits),
         Box::new(BadWeather),
         Box::new(SmallPackets),
+        Box::<HostileDatagrams>::default(),
         Box::<SwizzleClog>::default(),
     ]
 }
@@ -253,10 +259,7 @@ impl Fault for BlackHole {
 ///
 /// Expected: a submit is answered as unknown, and its repetition under its idempotency key names the one task; a finish is
 /// read back; no effect is doubled.
-#[derive(Default)]
-struct LostCommits {
-    worst: bool,
-}
+struct LostCommits;
 
 #[async_trait]
 impl Fault for LostCommits {
@@ -270,7 +273,6 @@ impl Fault for LostCommits {
 
     async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
         let part = one_of(rng, &[0.01, 0.1, 1.0]);
-        self.worst = part >= 1.0;
         for host in lab.nodes() {
             host.proxy().set(|rules| rules.lose_commits = part);
         }
@@ -314,6 +316,7 @@ impl Fault for BadWeather {
             twice: 0.1,
             reorder: 0.25,
             corrupt: 0.01,
+            ..Weather::default()
         };
         set_weather(lab, weather)?;
         Ok(about(lab, &[], format!("{loss} lost")).await)
@@ -366,6 +369,65 @@ impl Fault for SmallPackets {
         }
         Ok(())
     }
+}
+
+/// N17: datagrams are cut, changed, and recorded ones sent again; and garbage arrives at every gossip port.
+///
+/// Expected: none of it counts, each is dropped with its reason counted, nobody loses a slot or ends.
+#[derive(Default)]
+struct HostileDatagrams {
+    garbage: Option<DropGuard>,
+}
+
+#[async_trait]
+impl Fault for HostileDatagrams {
+    fn id(&self) -> &'static str {
+        "N17"
+    }
+
+    fn name(&self) -> &'static str {
+        "hostile-datagrams"
+    }
+
+    fn prepare(&self, options: &mut Options) {
+        options.relayed = true;
+    }
+
+    async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
+        let weather = Weather {
+            truncate: 0.05,
+            corrupt: 0.1,
+            replay: 0.5,
+            ..Weather::default()
+        };
+        set_weather(lab, weather)?;
+        let socket = Arc::new(UdpSocket::bind("0.0.0.0:0").await?);
+        let ports = lab.nodes().iter().map(|host| host.gossip());
+        let ports: Vec<SocketAddr> = ports.collect();
+        let dice = Arc::new(Mutex::new(StdRng::seed_from_u64(rng.random())));
+        self.garbage = Some(again(Duration::from_millis(5), move || {
+            let (socket, ports, dice) = (socket.clone(), ports.clone(), dice.clone());
+            async move {
+                for port in ports {
+                    let bytes = garbage(&mut dice.lock().unwrap_or_else(PoisonError::into_inner));
+                    // A node may be dead by another fault.
+                    let _ = socket.send_to(&bytes, port).await;
+                }
+            }
+        }));
+        Ok(about(lab, &[], "").await)
+    }
+
+    async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
+        self.garbage = None;
+        set_weather(lab, Weather::default())
+    }
+}
+
+/// Bytes that mean nothing.
+fn garbage(rng: &mut StdRng) -> Vec<u8> {
+    let length = one_of(rng, &[0, 1, 16, 64, 200, 1400]);
+    (0..length).map(|_| rng.random()).collect()
 }
 
 /// N15: swizzle-clog: nodes lose all their links one after the other, and get them back in another order.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub struct Host {
     pub(super) binary: PathBuf,
     pub(super) environment: BTreeMap<String, String>,
     pub(super) ready_within: Duration,
-    pub(super) http: reqwest::Client,
+    pub(super) client: reqwest::Client,
     pub(super) process: Option<Tied>,
     pub(super) stands_still: bool,
     pub(super) drains: bool,
@@ -54,12 +54,22 @@ impl Host {
 
     /// Its HTTP, over the control network.
     pub fn url(&self) -> String {
-        format!("http://{}:{HTTP}", self.control)
+        format!("http://{}", self.http())
     }
 
     /// Its address on the network with faults.
     pub fn address(&self) -> Ipv4Addr {
         self.data
+    }
+
+    /// Its HTTP, over the control network, as an address.
+    pub fn http(&self) -> SocketAddr {
+        (self.control, HTTP).into()
+    }
+
+    /// Where it gossips, UDP.
+    pub fn gossip(&self) -> SocketAddr {
+        (self.data, GOSSIP).into()
     }
 
     /// Its namespace, for `ip netns exec`.
@@ -123,6 +133,11 @@ impl Host {
     /// Sets a variable for the next start of its node.
     pub fn set_env(&mut self, name: &str, value: &str) {
         self.environment.insert(name.into(), value.into());
+    }
+
+    /// A variable of its node.
+    pub fn env(&self, name: &str) -> Option<&str> {
+        self.environment.get(name).map(String::as_str)
     }
 
     /// Unsets a variable for the next start of its node; gives what it was.
@@ -214,8 +229,26 @@ impl Host {
     /// It could not be started.
     pub async fn spawn(&mut self) -> Result<()> {
         self.kill().await?;
-        let log = File::options().create(true).append(true).open(&self.log)?;
-        self.log_start = log.metadata()?.len();
+        self.log_start = std::fs::metadata(&self.log).map_or(0, |log| log.len());
+        let node = self.process(&self.log, &[]).await?;
+        self.group.join(node.pid())?;
+        self.process = Some(node);
+        self.drains = false;
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// Starts another process as this host's node is, with some variables changed. It ends when it is dropped.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub async fn another(&self, changed: &[(&str, String)]) -> Result<Tied> {
+        self.process(&self.log.with_extension("another.log"), changed)
+            .await
+    }
+
+    async fn process(&self, log: &Path, changed: &[(&str, String)]) -> Result<Tied> {
+        let log = File::options().create(true).append(true).open(log)?;
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.space]);
         // What shifts clocks must not shift those of `ip`.
@@ -229,14 +262,10 @@ impl Host {
             command.env_remove(name);
         }
         command.envs(&self.environment);
+        command.envs(changed.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let node = Tied::spawn(command, Signal::Kill).await;
-        let node = node.with_context(|| format!("start {}", self.name))?;
-        self.group.join(node.pid())?;
-        self.process = Some(node);
-        self.drains = false;
-        self.starts += 1;
-        Ok(())
+        node.with_context(|| format!("start {}", self.name))
     }
 
     /// Waits until its node answers 200 to `GET /health/ready`.
@@ -253,7 +282,7 @@ impl Host {
             if let Some(status) = node.try_wait() {
                 bail!("{} ended ({status}):\n{}", self.name, self.log_tail());
             }
-            let answer = self.http.get(&ready).send().await;
+            let answer = self.client.get(&ready).send().await;
             if answer.is_ok_and(|answer| answer.status() == reqwest::StatusCode::OK) {
                 return Ok(());
             }

@@ -255,7 +255,7 @@ impl Lab {
         ];
         let own = own.map(|(name, value)| (name.to_owned(), value));
         let environment: BTreeMap<_, _> = own.into_iter().chain(options.env.iter().cloned()).collect();
-        let http = ringmesh::tls::http_client()
+        let client = ringmesh::tls::http_client()
             .no_proxy()
             .timeout(Duration::from_secs(2));
         let binary = match &options.binary {
@@ -271,7 +271,7 @@ impl Lab {
             log_start: 0,
             binary,
             ready_within: options.ready_within,
-            http: http.build()?,
+            client: client.build()?,
             process: None,
             stands_still: false,
             drains: false,
@@ -401,6 +401,31 @@ impl Lab {
     pub async fn cut(&mut self, a: usize, b: usize) -> Result<()> {
         self.cut_one_way(a, b).await?;
         self.cut_one_way(b, a).await
+    }
+
+    /// Gives a host another address on the network with faults, or its first one again, while its node does not run.
+    ///
+    /// # Errors
+    /// `ip` failed, or the lab has a relay, which knows hosts by their addresses.
+    pub async fn readdress(&mut self, node: usize) -> Result<()> {
+        if self.relay.is_some() {
+            bail!("with a relay, addresses stay");
+        }
+        let host = &mut self.hosts[node];
+        let first = self.network.data(10 + host.number);
+        let next = match host.data == first {
+            true => self.network.data(170 + host.number),
+            false => first,
+        };
+        let batch = format!(
+            "addr del {}/24 dev data\naddr add {next}/24 dev data\n",
+            host.data
+        );
+        command::run("ip", &["-n", &host.space, "-batch", "-"], &batch).await?;
+        host.data = next;
+        host.set_env("RINGMESH_ADVERTISE", &format!("{next}:{}", host::HTTP));
+        host.set_env("RINGMESH_GOSSIP", &format!("{next}:{}", host::GOSSIP));
+        Ok(())
     }
 
     /// What happens from now on to what one node sends to another, from the lab's option `relayed` on.

@@ -27,6 +27,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const PORTS: u16 = 21_000;
 /// The longest datagram.
 const DATAGRAM: usize = 65_536;
+/// How many datagrams of each direction are kept to be sent again.
+const RECORDED: usize = 500;
 /// How much longer a datagram takes that others are to overtake.
 const OVERTAKEN: Duration = Duration::from_millis(300);
 
@@ -45,6 +47,10 @@ pub struct Weather {
     pub reorder: f64,
     /// The probability that a bit of a datagram is flipped.
     pub corrupt: f64,
+    /// The probability that only the beginning of a datagram comes.
+    pub truncate: f64,
+    /// The probability that a datagram brings along one that was sent before.
+    pub replay: f64,
 }
 
 /// One direction between two hosts.
@@ -54,6 +60,8 @@ struct Pair {
     to: usize,
     weather: watch::Receiver<Vec<Vec<Weather>>>,
     dice: Arc<Mutex<StdRng>>,
+    /// Datagrams of this direction, to be sent again.
+    recorded: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 /// A host as the relay sees it.
@@ -86,6 +94,7 @@ impl Relay {
                     to,
                     weather: weather.subscribe(),
                     dice: dice.clone(),
+                    recorded: Arc::default(),
                 };
                 let at = SocketAddr::from((receiver.voice, port(from)));
                 let there = |port: u16| SocketAddr::from((receiver.data, port));
@@ -156,6 +165,7 @@ impl Pair {
         Pair {
             from: self.to,
             to: self.from,
+            recorded: Arc::default(),
             ..self.clone()
         }
     }
@@ -166,6 +176,18 @@ impl Pair {
 
     fn delay(&self, weather: Weather) -> Duration {
         weather.delay + weather.jitter.mul_f64(self.dice().random_range(0.0..=1.0))
+    }
+
+    /// Keeps a datagram for later, and gives one of those that were kept.
+    fn record(&self, datagram: &[u8]) -> Vec<u8> {
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.dice().random_range(0..=recorded.len());
+        if recorded.len() < RECORDED {
+            recorded.push(datagram.to_vec());
+        } else if let Some(old) = recorded.get_mut(at) {
+            return std::mem::replace(old, datagram.to_vec());
+        }
+        recorded.get(at).unwrap_or(&datagram.to_vec()).clone()
     }
 
     fn dice(&self) -> std::sync::MutexGuard<'_, StdRng> {
@@ -179,6 +201,16 @@ impl Pair {
             return;
         }
         let mut datagram = datagram.to_vec();
+        if weather.replay > 0.0 {
+            let old = self.record(&datagram);
+            if self.happens(weather.replay) {
+                let _ = try_send(socket, to, &old);
+            }
+        }
+        if self.happens(weather.truncate) && !datagram.is_empty() {
+            let end = self.dice().random_range(0..datagram.len());
+            datagram.truncate(end);
+        }
         if self.happens(weather.corrupt) && !datagram.is_empty() {
             let at = self.dice().random_range(0..datagram.len());
             datagram[at] ^= 1 << self.dice().random_range(0..8);
