@@ -96,7 +96,7 @@ async fn takes_work(lab: &Lab, node: usize) -> anyhow::Result<()> {
         .no_proxy()
         .timeout(Duration::from_secs(15));
     let url = format!("{}/v1/tasks?wait=10s", lab.nodes()[node].url());
-    let body = serde_json::json!({"kind": "noop", "key": format!("key-{node}")});
+    let body = serde_json::json!({"kind": "noop", "key": format!("key-{node}"), "payload": null});
     let request = client.build()?.post(url).bearer_auth(lab.token()).json(&body);
     let answer = request.send().await?.error_for_status()?;
     let task: serde_json::Value = answer.json().await?;

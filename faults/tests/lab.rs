@@ -61,7 +61,7 @@ async fn submit(lab: &Lab, node: usize, key: &str) -> Result<reqwest::StatusCode
     let request = client
         .build()?
         .post(format!("{}/v1/tasks", lab.nodes()[node].url()));
-    let body = serde_json::json!({"kind": "noop", "key": key});
+    let body = serde_json::json!({"kind": "noop", "key": key, "payload": null});
     let request = request.bearer_auth(lab.token()).json(&body);
     Ok(request.send().await?.status())
 }
