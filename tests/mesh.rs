@@ -26,6 +26,8 @@ mod kill;
 mod order;
 #[path = "mesh/pause.rs"]
 mod pause;
+#[path = "mesh/pooler.rs"]
+mod pooler;
 #[path = "mesh/postgres.rs"]
 mod postgres;
 #[path = "mesh/refused.rs"]

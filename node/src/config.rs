@@ -20,6 +20,7 @@ pub use load::{Broken, ENVIRONMENT, Error, Loaded, Source, check_names, load, to
 pub use value::{DatabaseUrl, HostPort, LogFormat, Value};
 
 use crate::secret::Secret;
+use crate::store::Pooler;
 
 /// One option, as the loader, the command line and the documentation see it.
 #[derive(Debug, Clone, Copy)]
@@ -96,9 +97,16 @@ options! {
     /// The node's name, unique in the mesh. The ring places by it, so a node that restarts under its name gets its
     /// slots back; a second node under a name that is in use is refused.
     name: String = value::hostname(), says "the host's name";
-    /// The mesh's database, `postgres://user:password@host:port/database`. Session-level locks are used, so put no
-    /// transaction pooler in between. Required.
+    /// The mesh's database, `postgres://user:password@host:port/database`. A pooler may stand in between, in
+    /// session mode or, with `lease_url` best, in transaction mode. Required.
     database_url: DatabaseUrl = DatabaseUrl::default();
+    /// The same database by a way without a transaction pooler, for the lease, the death notice, fences, migrations and
+    /// the upkeep of days: six sessions per node at most. Through a transaction pooler a death is noticed by the lease
+    /// alone, after a TTL.
+    lease_url: Option<DatabaseUrl> = None, says "`database_url`";
+    /// What stands between this node and Postgres at `database_url`: `auto` finds out at the start, `none` does not
+    /// look, `transaction` is a pooler in transaction mode. Say it where a busy pooler could hide.
+    pooler: Pooler = Pooler::Auto;
     /// Where the HTTP API listens. Port 0 takes a free one. Any address but loopback needs `token` and
     /// `cluster_secret`.
     listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 7101));
@@ -242,6 +250,8 @@ impl Config {
     pub fn store(&self) -> crate::store::Options {
         crate::store::Options {
             url: self.database_url.as_str().to_owned(),
+            lease_url: self.lease_url.as_ref().map(|url| url.as_str().to_owned()),
+            pooler: self.pooler,
             connections: self.connections,
             hot_connections: self.hot_connections,
             ttl: self.ttl,

@@ -168,7 +168,7 @@ impl Keeper {
                 // Lost here, it may stand on the server for long, and with it the lock.
                 session.end(former).await?;
             }
-            self.backend = Some(session.backend().await?);
+            self.backend = session.backend().await?;
             self.session = Some(session);
             // What was seen through the old session ended with a gap.
             self.watch.on_gap();

@@ -66,6 +66,9 @@ impl Notices {
 
     /// Watches those peers that are to be watched now, and no others.
     pub fn on_peers<'a>(&mut self, me: Incarnation, peers: impl Iterator<Item = &'a Peer>) {
+        if !self.store.has_notices() {
+            return;
+        }
         let wanted = watched(me, peers);
         self.watches.retain(|incarnation, watch| {
             let keep = wanted.iter().any(|peer| peer.incarnation == *incarnation) && !watch.is_finished();

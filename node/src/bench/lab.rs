@@ -102,6 +102,8 @@ impl Lab {
         url.set_path(name);
         let store = Store::new(&Options {
             url: url.as_str().into(),
+            lease_url: None,
+            pooler: crate::store::Pooler::Auto,
             connections: 4,
             hot_connections: 4,
             ttl: Duration::from_secs(60),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ringmesh_ring::Member;
 
-use super::{Config, HostPort};
+use super::{Config, DatabaseUrl, HostPort};
 use crate::secret::Secret;
 
 /// The longest name of a node.
@@ -70,6 +70,7 @@ impl Config {
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Found::default();
         self.check_names(&mut found);
+        self.check_lease_url(&mut found);
         self.check_secrets(&mut found);
         self.check_addresses(&mut found);
         self.check_lease_and_ring(&mut found);
@@ -94,6 +95,14 @@ impl Config {
             "database_url",
             || "must start with postgres:// or postgresql://".to_owned(),
         );
+    }
+
+    fn check_lease_url(&self, found: &mut Found) {
+        let url = self.lease_url.as_ref().map(DatabaseUrl::as_str);
+        let fits = |url: &str| url.starts_with("postgres://") || url.starts_with("postgresql://");
+        found.check(url.is_none_or(fits), "lease_url", || {
+            "must start with postgres:// or postgresql://".to_owned()
+        });
     }
 
     fn check_addresses(&self, found: &mut Found) {

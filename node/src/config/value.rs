@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::secret::Secret;
+use crate::store::Pooler;
 
 /// A type of option.
 pub trait Value: Sized {
@@ -83,6 +84,8 @@ by_from_str!(bool, "true or false");
 by_from_str!(SocketAddr, "an IP address and a port");
 by_from_str!(HostPort, "a host and a port");
 by_from_str!(LogFormat, "text or json");
+by_from_str!(Pooler, "auto, none or transaction");
+optional!(DatabaseUrl);
 optional!(HostPort);
 optional!(Secret);
 

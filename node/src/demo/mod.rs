@@ -215,6 +215,8 @@ async fn perform(
     }
     let store = Store::new(&store::Options {
         url: options.database_url.clone(),
+        lease_url: None,
+        pooler: crate::store::Pooler::Auto,
         connections: 4,
         hot_connections: 1,
         ttl: Duration::from_secs(10),

@@ -184,10 +184,8 @@ impl Store {
                 .execute(&self.control)
                 .await?;
         }
-        let mut session = self.session(FENCE_WITHIN).await?;
-        session
-            .begin_with("begin; set local statement_timeout = '5s'")
-            .await?;
+        let mut session = self.session(FENCE_WITHIN, &[]).await?;
+        session.begin_with("set local statement_timeout = '5s'").await?;
         let backend = sqlx::query_scalar::<_, i32>("select pg_backend_pid()")
             .fetch_one(&mut session)
             .await?;
@@ -222,7 +220,7 @@ impl Store {
     /// Nothing is written.
     pub async fn lease_session(&self) -> Result<LeaseSession, Error> {
         Ok(LeaseSession {
-            session: self.session(self.ttl).await?,
+            session: self.session(self.ttl, &[]).await?,
         })
     }
 }
@@ -294,18 +292,22 @@ impl LeaseSession {
         unfenced_nodes(&mut self.session).await
     }
 
-    /// What this session is on the server.
+    /// What this session is on the server; `None`: another thing each time.
     ///
     /// # Errors
     /// Nothing is written.
-    pub(crate) async fn backend(&mut self) -> Result<Backend, Error> {
+    pub(crate) async fn backend(&mut self) -> Result<Option<Backend>, Error> {
+        if self.session.is_per_transaction() {
+            return Ok(None);
+        }
         let row = sqlx::query_file!("src/store/sql/own_backend.sql")
             .fetch_one(&mut self.session)
             .await?;
-        Ok(Backend {
+        Ok(Some(Backend {
             pid: row.pid,
             started: row.started,
-        })
+            transaction: None,
+        }))
     }
 
     /// Ends a former session of this node, if the server does not know yet that it is over.
@@ -322,6 +324,10 @@ impl LeaseSession {
     /// # Errors
     /// Nothing is written.
     pub async fn hold_own_lock(&mut self, me: Incarnation) -> Result<Answer, Error> {
+        if self.session.is_per_transaction() {
+            // It would stay with a server that serves others next. Peers see the lease run out instead.
+            return Ok(Answer::Held);
+        }
         // Another session of this node may still be ending: its successor waits for the lock instead of failing.
         let held = sqlx::query_scalar::<_, bool>("select pg_try_advisory_lock($1, $2)")
             .bind(LOCK_CLASS)
@@ -336,6 +342,10 @@ impl LeaseSession {
     /// # Errors
     /// Nothing is written.
     pub async fn peer_lock(&mut self, peer: Incarnation) -> Result<Answer, Error> {
+        if self.session.is_per_transaction() {
+            // It would have none, so that it has none says nothing.
+            return Ok(Answer::Held);
+        }
         let free = sqlx::query_scalar::<_, bool>("select pg_try_advisory_lock_shared($1, $2)")
             .bind(LOCK_CLASS)
             .bind(lock_number(peer))

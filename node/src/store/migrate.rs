@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::time::timeout;
 
 use super::{Error, Store};
@@ -51,16 +51,22 @@ impl Store {
     /// # Errors
     /// On each of them nothing was changed.
     pub async fn migrate(&self) -> Result<usize, MigrateError> {
-        let mut session = self.session(super::ANSWER_WITHIN).await?;
-        timeout(MIGRATE_WITHIN, migrate_on(session.connection()))
+        self.find_way().await?;
+        let mut session = self.session(super::ANSWER_WITHIN, &[]).await?;
+        let begin = if session.is_per_transaction() {
+            session.beginning(include_str!("sql/forget_names.sql"))
+        } else {
+            session.beginning("")
+        };
+        timeout(MIGRATE_WITHIN, migrate_on(session.connection(), begin))
             .await
             .unwrap_or_else(|_| Err(Error::late().into()))
     }
 }
 
-async fn migrate_on(connection: &mut PgConnection) -> Result<usize, MigrateError> {
+async fn migrate_on(connection: &mut PgConnection, begin: String) -> Result<usize, MigrateError> {
     let store = |e: sqlx::Error| MigrateError::Store(e.into());
-    let mut tx = connection.begin().await.map_err(store)?;
+    let mut tx = connection.begin_with(AssertSqlSafe(begin)).await.map_err(store)?;
     sqlx::query("select pg_advisory_xact_lock(hashtextextended('ringmesh.migrate', 0))")
         .execute(&mut *tx)
         .await

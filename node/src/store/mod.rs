@@ -12,6 +12,7 @@ mod lease;
 mod migrate;
 #[cfg(test)]
 mod migrate_tests;
+mod pooler;
 #[cfg(test)]
 mod races_tests;
 mod read;
@@ -34,12 +35,14 @@ mod upkeep_races_tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pooler::{Network, Terms, Way};
 use ringmesh_ring::Incarnation;
 use session::{Pool, Session, Silence};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 
+pub use pooler::Pooler;
 pub use read::{Held, KeyStatus};
 
 use crate::telemetry::{field, metric};
@@ -71,12 +74,13 @@ impl From<sqlx::Error> for Error {
             sqlx::Error::Database(refusal) => match refusal.code().as_deref() {
                 // Ended by an administrator or a crash: it may have been while committing.
                 Some("57P01" | "57P02" | "57P05" | "25P03") => Error::Unknown(error),
+                // So does a pooler say that it lost its server, whatever that was doing.
+                Some(code) if code.starts_with("08") => Error::Unknown(error),
                 // Starting up or shutting down, too many connections, read-only after a failover, disk full, lock timeouts,
                 // cancelled statements, deadlock and serialization: nothing was written, and later it may go well.
                 Some(code)
                     if ["57P03", "25006", "55P03", "57014", "40001", "40P01"].contains(&code)
-                        || code.starts_with("53")
-                        || code.starts_with("08") =>
+                        || code.starts_with("53") =>
                 {
                     Error::Unavailable(error)
                 }
@@ -118,9 +122,15 @@ pub struct Store {
     /// still find one. Who waits here waits without failing, until its run's timeout.
     pub(crate) in_handlers: Arc<Semaphore>,
     /// For sessions of their own: the lease, the death notice, migrations, fencing.
-    direct: PgConnectOptions,
+    lease: PgConnectOptions,
+    lease_network: Network,
+    has_lease_url: bool,
+    database: PgConnectOptions,
+    network: Network,
+    settings: Vec<(&'static str, String)>,
+    pooler: Pooler,
+    looked: Arc<OnceCell<()>>,
     ttl: Duration,
-    silence: Arc<Silence>,
 }
 
 /// Ownership has few statements under way at a time.
@@ -140,6 +150,10 @@ const KEPT_FROM_HANDLERS: u32 = 4;
 pub struct Options {
     /// `postgres://…`
     pub url: String,
+    /// The same database by another way, for the lease and whatever else needs a session.
+    pub lease_url: Option<String>,
+    /// What stands in between.
+    pub pooler: Pooler,
     /// At most this many connections for submits and reads.
     pub connections: u32,
     /// At most this many for claims and finishes.
@@ -154,24 +168,37 @@ impl Store {
     /// Prepares the pools. Connects only when first used.
     ///
     /// # Errors
-    /// `Refused` if the URL does not parse.
+    /// `Refused` if a URL does not parse.
     pub fn new(options: &Options) -> Result<Self, Error> {
-        let connect: PgConnectOptions = options.url.parse().map_err(Error::Refused)?;
-        let connect = connect
-            .application_name(&options.application)
+        let connect = |url: &str| -> Result<PgConnectOptions, Error> {
+            let connect: PgConnectOptions = url.parse().map_err(Error::Refused)?;
+            Ok(connect.application_name(&options.application))
+        };
+        let database = connect(&options.url)?;
+        let lease = match &options.lease_url {
+            Some(url) => connect(url)?,
+            None => database.clone(),
+        };
+        let ttl = format!("{}ms", options.ttl.as_millis());
+        let settings = vec![
             // A zombie frozen inside a transaction holds the locks that its fencer needs.
-            .options([
-                (
-                    "idle_in_transaction_session_timeout",
-                    format!("{}ms", options.ttl.as_millis()),
-                ),
-                ("statement_timeout", "30s".to_owned()),
-                ("tcp_user_timeout", format!("{}ms", options.ttl.as_millis())),
-                ("tcp_keepalives_idle", "5".to_owned()),
-                ("tcp_keepalives_interval", "1".to_owned()),
-                ("tcp_keepalives_count", "3".to_owned()),
-            ]);
-        let hot = connect.clone().options([
+            ("idle_in_transaction_session_timeout", ttl.clone()),
+            ("statement_timeout", "30s".to_owned()),
+            ("tcp_user_timeout", ttl),
+            ("tcp_keepalives_idle", "5".to_owned()),
+            ("tcp_keepalives_interval", "1".to_owned()),
+            ("tcp_keepalives_count", "3".to_owned()),
+        ];
+        let and = |more: &[(&'static str, &str)]| {
+            let mut all = settings.clone();
+            // Nobody waits longer for these statements: the server ends them before they are given up here.
+            all.retain(|(name, _)| *name != "statement_timeout");
+            all.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
+            all
+        };
+        let quick = and(&[("statement_timeout", "9s")]);
+        let indexed = and(&[
+            ("statement_timeout", "9s"),
             ("enable_seqscan", "off"),
             ("enable_hashjoin", "off"),
             ("enable_mergejoin", "off"),
@@ -180,23 +207,86 @@ impl Store {
             ("plan_cache_mode", "force_generic_plan"),
         ]);
         let silence = Arc::new(Silence::default());
+        let network = Network::new(
+            match options.pooler {
+                Pooler::Transaction => Way::Transaction,
+                Pooler::Auto | Pooler::None => Way::Direct,
+            },
+            &silence,
+        );
+        let pool = |size: u32, settings: Vec<_>| {
+            Pool::new(size, Terms::new(&database, settings, &network), ANSWER_WITHIN)
+        };
         Ok(Store {
-            pool: Pool::new(options.connections, connect.clone(), ANSWER_WITHIN, &silence),
-            control: Pool::new(CONTROL_CONNECTIONS, quick(&connect), ANSWER_WITHIN, &silence),
-            hot: Pool::new(options.hot_connections, quick(&hot), ANSWER_WITHIN, &silence),
+            pool: pool(options.connections, settings.clone()),
+            control: pool(CONTROL_CONNECTIONS, quick),
+            hot: pool(options.hot_connections, indexed),
             in_handlers: Arc::new(Semaphore::new(
                 options.connections.saturating_sub(KEPT_FROM_HANDLERS).max(1) as usize,
             )),
+            has_lease_url: options.lease_url.is_some(),
+            lease_network: match &options.lease_url {
+                Some(_) => Network::new(Way::Direct, &silence),
+                None => network.clone(),
+            },
             // Waiting for a peer's lock is slow by design.
-            direct: connect.disable_statement_logging(),
+            lease: lease.disable_statement_logging(),
+            database,
+            network,
+            settings,
+            pooler: options.pooler,
+            looked: Arc::default(),
             ttl: options.ttl,
-            silence,
         })
     }
 
+    /// Finds out, once, what stands between this node and Postgres, and says so.
+    ///
+    /// # Errors
+    /// Postgres is not available, or refuses us.
+    async fn find_way(&self) -> Result<(), Error> {
+        self.looked
+            .get_or_try_init(|| async {
+                if self.pooler == Pooler::None {
+                    return Ok(());
+                }
+                if self.pooler == Pooler::Auto {
+                    self.network.found(Way::find(&self.database).await?);
+                    for pool in [&self.pool, &self.hot, &self.control] {
+                        pool.on_way();
+                    }
+                }
+                if self.has_lease_url {
+                    self.lease_network.found(Way::find(&self.lease).await?);
+                }
+                match (self.network.way(), self.lease_network.way()) {
+                    (_, Way::Transaction) => tracing::warn!(
+                        "the lease is kept through a transaction pooler: the death of a node is noticed by its lease alone, \
+                         after a TTL. A direct `lease_url` makes it milliseconds"
+                    ),
+                    (Way::Transaction, _) => {
+                        tracing::info!("Postgres is reached through a transaction pooler, the lease without one");
+                    }
+                    (Way::Session, _) => tracing::info!("Postgres is reached through a pooler in session mode"),
+                    (Way::Direct, _) => {}
+                }
+                Ok(())
+            })
+            .await
+            .copied()
+    }
+
+    /// Whether the end of a session is a sign here.
+    pub(crate) fn has_notices(&self) -> bool {
+        self.lease_network.way() != Way::Transaction
+    }
+
     /// A session outside the pools, each of whose questions may take as long as `limit`; its start as well.
-    async fn session(&self, limit: Duration) -> Result<Session, Error> {
-        Ok(Session::connect(&self.direct, limit, &self.silence).await?)
+    async fn session(&self, limit: Duration, more: &[(&'static str, String)]) -> Result<Session, Error> {
+        let mut settings = self.settings.clone();
+        settings.extend_from_slice(more);
+        let terms = Terms::new(&self.lease, settings, &self.lease_network);
+        Ok(Session::connect(terms, limit).await?)
     }
 
     /// For tools, which read much.
@@ -206,7 +296,7 @@ impl Store {
 
     /// What lies idle in the pools is not believed any more: the network is silent, as some other session saw.
     pub(crate) fn doubt_idle(&self) {
-        self.silence.noticed();
+        self.network.doubt();
     }
 
     /// Sets the metrics of the pools.
@@ -223,11 +313,6 @@ impl Store {
             }
         }
     }
-}
-
-/// Nobody waits longer for these statements: the server ends them before they are given up here.
-fn quick(options: &PgConnectOptions) -> PgConnectOptions {
-    options.clone().options([("statement_timeout", "9s")])
 }
 
 /// Runs to its end, also if nobody waits for it any more: a statement that is dropped half-way costs its connection, and

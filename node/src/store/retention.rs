@@ -18,7 +18,8 @@ impl Store {
     /// # Errors
     /// What was done stays done.
     pub async fn keep_days(&self, retention: Duration) -> Result<usize, Error> {
-        keep_days(&mut self.session(PATIENT).await?, retention).await
+        let limits = [("lock_timeout", "500ms".to_owned())];
+        keep_days(&mut self.session(PATIENT, &limits).await?, retention).await
     }
 
     /// How often nodes of this name started lately without leaving by themselves.
@@ -33,9 +34,6 @@ impl Store {
 }
 
 async fn keep_days(session: &mut Session, retention: Duration) -> Result<usize, Error> {
-    sqlx::query("set lock_timeout = '500ms'")
-        .execute(&mut *session)
-        .await?;
     sqlx::query("select ringmesh.create_days($1)")
         .bind(DAYS_AHEAD)
         .execute(&mut *session)
@@ -54,7 +52,12 @@ async fn keep_days(session: &mut Session, retention: Duration) -> Result<usize, 
         let name = day.name;
         let detach = format!(
             "alter table ringmesh.finished_task detach partition ringmesh.{name} {}",
-            if day.pending { "finalize" } else { "concurrently" }
+            match day.pending {
+                true => "finalize",
+                // No transaction may hold a concurrent one; the lock is then waited for as briefly, with all finishes behind.
+                false if session.is_per_transaction() => "",
+                false => "concurrently",
+            }
         );
         let drop = format!("drop table ringmesh.{name}");
         let done = async {

@@ -20,14 +20,17 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
+use sqlx::error::BoxDynError;
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
+use sqlx::postgres::{PgArguments, PgPoolOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
 use sqlx::{
-    ConnectOptions as _, Connection as _, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr,
+    AssertSqlSafe, ConnectOptions as _, Connection as _, Either, Execute, Executor, PgConnection, PgPool,
+    Postgres, SqlStr,
 };
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
+use super::pooler::{Terms, Way};
 use crate::telemetry::metric;
 
 /// How long a free connection is waited for, a new one included.
@@ -56,7 +59,7 @@ impl Silence {
     }
 
     /// Whether it was silent since then.
-    fn since(&self, then: Instant) -> bool {
+    pub(super) fn since(&self, then: Instant) -> bool {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -69,33 +72,39 @@ impl Silence {
 pub(crate) struct Pool {
     inner: PgPool,
     limit: Duration,
-    silence: Arc<Silence>,
+    terms: Arc<Terms>,
 }
 
 impl Pool {
     /// Connects only when first used. Each question may take as long as `limit`.
-    pub(crate) fn new(size: u32, options: PgConnectOptions, limit: Duration, silence: &Arc<Silence>) -> Self {
-        Self::acquired_within(ACQUIRE_WITHIN, size, options, limit, silence)
+    pub(crate) fn new(size: u32, terms: Terms, limit: Duration) -> Self {
+        Self::acquired_within(ACQUIRE_WITHIN, size, Arc::new(terms), limit)
     }
 
-    fn acquired_within(
-        acquire_within: Duration,
-        size: u32,
-        options: PgConnectOptions,
-        limit: Duration,
-        silence: &Arc<Silence>,
-    ) -> Self {
+    fn acquired_within(acquire_within: Duration, size: u32, terms: Arc<Terms>, limit: Duration) -> Self {
         let inner = PgPoolOptions::new()
             .max_connections(size)
             .acquire_timeout(acquire_within)
             .max_lifetime(Duration::from_secs(1800))
             .test_before_acquire(false)
+            .after_connect({
+                let terms = terms.clone();
+                move |connection, _| {
+                    let settings = terms.after_connect();
+                    Box::pin(async move {
+                        match settings {
+                            Some(settings) => told(connection, settings).await,
+                            None => Ok(()),
+                        }
+                    })
+                }
+            })
             .before_acquire({
-                let silence = silence.clone();
+                let network = terms.network.clone();
                 move |connection, past| {
                     let doubted = Instant::now()
                         .checked_sub(past.idle_for)
-                        .is_some_and(|back| silence.since(back));
+                        .is_some_and(|back| network.doubts(back));
                     Box::pin(async move {
                         if doubted {
                             return Ok(false);
@@ -110,12 +119,13 @@ impl Pool {
                     })
                 }
             })
-            .connect_lazy_with(options);
-        Pool {
-            inner,
-            limit,
-            silence: silence.clone(),
-        }
+            .connect_lazy_with(terms.connect());
+        Pool { inner, limit, terms }
+    }
+
+    /// The way to Postgres is known: new connections follow it.
+    pub(crate) fn on_way(&self) {
+        self.inner.set_connect_options(self.terms.connect());
     }
 
     /// The same pool for questions that may take longer.
@@ -129,28 +139,29 @@ impl Pool {
     /// A pool like this one that waits so long for connections and answers: a busy machine may take long for both.
     #[cfg(test)]
     pub(super) fn patient(&self, within: Duration) -> Self {
-        let (size, options) = (
-            self.inner.options().get_max_connections(),
-            self.inner.connect_options(),
-        );
-        Self::acquired_within(within, size, options.as_ref().clone(), within, &self.silence)
+        let size = self.inner.options().get_max_connections();
+        Self::acquired_within(within, size, self.terms.clone(), within)
     }
 
     /// A session for several statements.
     pub(crate) async fn acquire(&self) -> Result<Session, sqlx::Error> {
         let connection = self.inner.acquire().await?;
-        Ok(Session::new(Link::Pooled(connection), self.limit, &self.silence))
+        Ok(Session::new(
+            Link::Pooled(connection),
+            self.limit,
+            self.terms.clone(),
+        ))
     }
 
     /// A session with an open transaction.
     pub(crate) async fn begin(&self) -> Result<Session, sqlx::Error> {
-        self.begin_with("begin").await
+        self.begin_with("").await
     }
 
-    /// A session with a transaction that `begin`, one or more statements, has opened.
-    pub(crate) async fn begin_with(&self, begin: &'static str) -> Result<Session, sqlx::Error> {
+    /// A session with an open transaction, of which `more` sets something.
+    pub(crate) async fn begin_with(&self, more: &str) -> Result<Session, sqlx::Error> {
         let mut session = self.acquire().await?;
-        session.begin_with(begin).await?;
+        session.begin_with(more).await?;
         Ok(session)
     }
 
@@ -176,7 +187,7 @@ enum Link {
 pub(crate) struct Session {
     link: Option<Link>,
     limit: Duration,
-    silence: Arc<Silence>,
+    terms: Arc<Terms>,
     /// The last question has its answer.
     answered: bool,
     /// A transaction is open.
@@ -192,11 +203,11 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    fn new(link: Link, limit: Duration, silence: &Arc<Silence>) -> Self {
+    fn new(link: Link, limit: Duration, terms: Arc<Terms>) -> Self {
         Session {
             link: Some(link),
             limit,
-            silence: silence.clone(),
+            terms,
             answered: true,
             open: false,
             reads_only: false,
@@ -204,15 +215,29 @@ impl Session {
     }
 
     /// A session of its own, outside every pool.
-    pub(crate) async fn connect(
-        options: &PgConnectOptions,
-        limit: Duration,
-        silence: &Arc<Silence>,
-    ) -> Result<Self, sqlx::Error> {
-        let connection = timeout(limit, options.connect())
+    pub(crate) async fn connect(terms: Terms, limit: Duration) -> Result<Self, sqlx::Error> {
+        let connected = async {
+            let mut connection = terms.connect().connect().await?;
+            if let Some(settings) = terms.after_connect() {
+                told(&mut connection, settings).await?;
+            }
+            Ok(connection)
+        };
+        let connection = timeout(limit, connected)
             .await
             .unwrap_or_else(|late| Err(silent(late)))?;
-        Ok(Session::new(Link::Own(Box::new(connection)), limit, silence))
+        let link = Link::Own(Box::new(connection));
+        Ok(Session::new(link, limit, Arc::new(terms)))
+    }
+
+    /// Whether nothing of this session outlasts a transaction.
+    pub(crate) fn is_per_transaction(&self) -> bool {
+        self.terms.network.way() == Way::Transaction
+    }
+
+    /// Statements that open a transaction and what `more` says about it.
+    pub(crate) fn beginning(&self, more: &str) -> String {
+        self.terms.begin(more)
     }
 
     /// The connection itself, for what is no question of this module. Whoever uses it must bound its use.
@@ -247,7 +272,6 @@ impl Session {
     ) -> Result<T, sqlx::Error> {
         let answer = answer.unwrap_or_else(|late| {
             metrics::counter!(metric::SILENCES).increment(1);
-            self.silence.noticed();
             Err(silent(late))
         });
         // A refusal is an answer.
@@ -258,49 +282,105 @@ impl Session {
                 | sqlx::Error::Protocol(_)
                 | sqlx::Error::WorkerCrashed)
         );
-        if let Err(sqlx::Error::Database(refusal)) = &answer
-            && refusal.code().as_deref() == Some(READ_ONLY)
-        {
-            self.reads_only = true;
+        if !self.answered {
+            // What ended this one has most likely ended others.
+            self.terms.network.doubt();
+        }
+        if let Err(sqlx::Error::Database(refusal)) = &answer {
+            match refusal.code().as_deref() {
+                Some(READ_ONLY) => self.reads_only = true,
+                Some("26000" | "42P05") => tracing::error!(
+                    error = %refusal,
+                    "prepared statements are mixed up: is there a transaction pooler? Set `pooler = transaction`"
+                ),
+                _ => {}
+            }
         }
         answer
     }
 
-    /// Opens a transaction by `begin` and what may follow it, in one round trip.
-    pub(crate) async fn begin_with(&mut self, begin: &'static str) -> Result<(), sqlx::Error> {
+    /// Opens a transaction, of which `more` sets something, in one round trip. After an error nothing was written.
+    pub(crate) async fn begin_with(&mut self, more: &str) -> Result<(), sqlx::Error> {
         self.open = true;
-        self.simple(begin).await
+        self.simple(self.beginning(more)).await
     }
 
     /// Ends the transaction. An error other than a refusal: committed or not, only a read can tell.
     pub(crate) async fn commit(&mut self) -> Result<(), sqlx::Error> {
-        self.simple("commit").await?;
+        self.simple("commit".to_owned()).await?;
         self.open = false;
         Ok(())
     }
 
     /// Takes the transaction back. After an error the server does so as well, as the session ends.
     pub(crate) async fn rollback(&mut self) -> Result<(), sqlx::Error> {
-        self.simple("rollback").await?;
+        self.simple("rollback".to_owned()).await?;
         self.open = false;
         Ok(())
     }
 
-    /// Statements without parameters and answers, in one round trip.
-    async fn simple(&mut self, statements: &'static str) -> Result<(), sqlx::Error> {
+    /// Statements without parameters and answers, in one round trip. They are this module's, or constants.
+    async fn simple(&mut self, statements: String) -> Result<(), sqlx::Error> {
         let (limit, connection) = self.ask()?;
-        let answer = timeout(limit, sqlx::raw_sql(statements).execute(connection)).await;
-        self.heard(answer).map(drop)
+        let answer = timeout(limit, told(connection, statements)).await;
+        self.heard(answer)
     }
 
+    /// All answers to a query. Where a session is a transaction, one by itself is given one.
     async fn answers<'q, E: Execute<'q, Postgres> + 'q>(
         &mut self,
         query: E,
     ) -> Result<Vec<Answer>, sqlx::Error> {
+        if !self.is_per_transaction() {
+            return self.put(query).await;
+        }
+        let query = Unnamed(query);
+        if self.open {
+            return self.put(query).await;
+        }
+        self.begin_with("").await?;
+        let answers = self.put(query).await;
+        match &answers {
+            Ok(_) => self.commit().await?,
+            // Without an answer the session ends anyway.
+            Err(_) => self.rollback().await.unwrap_or_default(),
+        }
+        answers
+    }
+
+    async fn put<'q, E: Execute<'q, Postgres> + 'q>(&mut self, query: E) -> Result<Vec<Answer>, sqlx::Error> {
         let (limit, connection) = self.ask()?;
         let answer = timeout(limit, connection.fetch_many(query).try_collect()).await;
         self.heard(answer)
     }
+}
+
+/// A query whose statement is prepared without a name: a name would stay with a server that serves others next.
+struct Unnamed<E>(E);
+
+impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for Unnamed<E> {
+    fn sql(self) -> SqlStr {
+        self.0.sql()
+    }
+
+    fn statement(&self) -> Option<&PgStatement> {
+        self.0.statement()
+    }
+
+    fn take_arguments(&mut self) -> Result<Option<PgArguments>, BoxDynError> {
+        self.0.take_arguments()
+    }
+
+    fn persistent(&self) -> bool {
+        false
+    }
+}
+
+async fn told(connection: &mut PgConnection, statements: String) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(statements))
+        .execute(connection)
+        .await
+        .map(drop)
 }
 
 impl Drop for Session {
@@ -312,10 +392,10 @@ impl Drop for Session {
             // The way back asks for a sign of life as well. If none comes, the dropped future closes the socket and
             // frees the place.
             Ok(runtime) if self.answered && !self.open && !self.reads_only => {
-                let silence = self.silence.clone();
+                let network = self.terms.network.clone();
                 runtime.spawn(async move {
                     if timeout(BACK_WITHIN, connection.return_to_pool()).await.is_err() {
-                        silence.noticed();
+                        network.doubt();
                     }
                 });
             }
@@ -329,6 +409,8 @@ impl Drop for Session {
 pub(crate) struct Backend {
     pub(super) pid: i32,
     pub(super) started: DateTime<Utc>,
+    /// The start of the one transaction that is meant; `None`: whatever it does.
+    pub(super) transaction: Option<DateTime<Utc>>,
 }
 
 impl Backend {
@@ -337,10 +419,15 @@ impl Backend {
         self,
         postgres: impl Executor<'c, Database = Postgres>,
     ) -> Result<(), sqlx::Error> {
-        sqlx::query_file!("src/store/sql/end_backend.sql", self.pid, self.started)
-            .fetch_all(postgres)
-            .await
-            .map(drop)
+        sqlx::query_file!(
+            "src/store/sql/end_backend.sql",
+            self.pid,
+            self.started,
+            self.transaction
+        )
+        .fetch_all(postgres)
+        .await
+        .map(drop)
     }
 }
 

@@ -3,11 +3,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ringmesh_ring::{Key, Slot};
+use sqlx::postgres::PgConnectOptions;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
+use crate::store::pooler::Network;
 use crate::store::testing::PATIENCE;
 use crate::store::testing_owner::Database;
 use crate::store::{Options, Probe, Store};
@@ -64,6 +66,14 @@ async fn pass(
     }
 }
 
+fn terms(options: PgConnectOptions, silence: &Arc<Silence>) -> Terms {
+    Terms::new(
+        &options,
+        Vec::new(),
+        &Network::new(crate::store::pooler::Way::Direct, silence),
+    )
+}
+
 async fn ask(pool: &Pool) -> Result<i32, sqlx::Error> {
     sqlx::query_scalar("select 1").fetch_one(pool).await
 }
@@ -83,7 +93,7 @@ async fn connections_that_fell_silent_keep_no_place_in_their_pool() {
     let db = Database::new().await;
     let direct: PgConnectOptions = db.url.parse().unwrap();
     let way = Way::to(direct.get_port()).await;
-    let pool = Pool::new(SIZE, direct.port(way.port), LIMIT, &Arc::default());
+    let pool = Pool::new(SIZE, terms(direct.port(way.port), &Arc::default()), LIMIT);
     for _ in 0..3 {
         let mut used = Vec::new();
         until("all are had at once", async || {
@@ -109,7 +119,7 @@ async fn connections_that_fell_silent_keep_no_place_in_their_pool() {
         );
         drop(asked);
         let mut open = used.pop().unwrap();
-        assert!(open.begin_with("begin").await.is_err());
+        assert!(open.begin_with("").await.is_err());
         drop(open);
         until("the pool is whole again", async || {
             let sessions = [pool.acquire(), pool.acquire(), pool.acquire()];
@@ -128,7 +138,8 @@ async fn what_lay_idle_in_a_silence_is_not_asked() {
     let silence = Arc::new(Silence::default());
     // The test would not end if it waited for answers.
     let (size, limit) = (2, Duration::from_secs(3600));
-    let pool = Pool::acquired_within(PATIENCE, size, direct.port(way.port), limit, &silence);
+    let terms = Arc::new(terms(direct.port(way.port), &silence));
+    let pool = Pool::acquired_within(PATIENCE, size, terms, limit);
     let both = futures::future::try_join_all([pool.acquire(), pool.acquire()])
         .await
         .unwrap();
@@ -184,6 +195,8 @@ async fn what_is_dropped_half_way_leaves_no_open_transaction() {
     let epoch = granted[0].1;
     let store = Store::new(&Options {
         url: db.url.clone(),
+        lease_url: None,
+        pooler: crate::store::Pooler::Auto,
         connections: 3,
         hot_connections: 2,
         ttl: Duration::from_secs(3600),

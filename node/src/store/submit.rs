@@ -103,11 +103,11 @@ pub(crate) enum Patience {
 
 /// One round trip. The limits end with the transaction.
 async fn begin(pool: &Pool, patience: Patience) -> Result<Session, Error> {
-    let begin = match patience {
-        Patience::Long => "begin; set local lock_timeout = '1s'; set local statement_timeout = '10s'",
-        Patience::Short => "begin; set local lock_timeout = '100ms'; set local statement_timeout = '10s'",
+    let limits = match patience {
+        Patience::Long => "set local lock_timeout = '1s'; set local statement_timeout = '10s'",
+        Patience::Short => "set local lock_timeout = '100ms'; set local statement_timeout = '10s'",
     };
-    pool.begin_with(begin)
+    pool.begin_with(limits)
         .await
         .map_err(|error| before_commit(error.into()))
 }

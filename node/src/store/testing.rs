@@ -42,6 +42,8 @@ async fn unmigrated(options: postgres::Options) -> Fresh {
 pub(crate) fn store(url: &str, application: &str) -> Store {
     Store::new(&Options {
         url: url.to_owned(),
+        lease_url: None,
+        pooler: crate::store::Pooler::Auto,
         connections: 10,
         hot_connections: 6,
         // Of leases themselves nothing is tested here; what stays open in a test must outlast a busy machine.
@@ -73,7 +75,7 @@ impl Fresh {
 
     /// A session of its own, for what must stay open.
     pub(crate) async fn session(&self) -> Session {
-        Session(PgConnection::connect_with(&self.store.direct).await.unwrap())
+        Session(PgConnection::connect_with(&self.store.lease).await.unwrap())
     }
 }
 

@@ -140,7 +140,7 @@ impl TransactionCell {
     #[cfg(test)]
     pub(crate) async fn other(&self) -> PgConnection {
         use sqlx::ConnectOptions as _;
-        self.store.direct.connect().await.unwrap()
+        self.store.lease.connect().await.unwrap()
     }
 
     /// Whether the handler opened it.
@@ -219,13 +219,23 @@ async fn commit_on(session: &mut Session, me: Me, finish: Finish) -> Result<Comm
 async fn begin(store: &Store, idle: Duration) -> Result<(Session, Backend), Error> {
     // What the handler does before its commit may leave that much to do.
     let pool = store.pool.within(PATIENT);
-    let mut session = pool.begin_with("begin isolation level read committed").await?;
+    let mut session = pool.acquire().await?;
+    let more = if session.is_per_transaction() {
+        concat!(
+            "set transaction isolation level read committed; ",
+            include_str!("sql/forget_names.sql")
+        )
+    } else {
+        "set transaction isolation level read committed"
+    };
+    session.begin_with(more).await?;
     let row = sqlx::query_file!("src/store/sql/begin_task.sql", idle.as_millis().to_string())
         .fetch_one(&mut session)
         .await?;
     let backend = Backend {
         pid: row.pid,
         started: row.started,
+        transaction: Some(row.transaction),
     };
     Ok((session, backend))
 }

@@ -5,13 +5,15 @@
 //! | `client` | asks the HTTP API |
 //! | `load` | submits without pause, and keeps what was accepted |
 //! | `history` | what Postgres committed, in the order of its log, and whether that is as promised |
-//! | `proxy` | stands between a node and Postgres, and can be cut |
+//! | `pooler` | stands between all nodes and Postgres, a PgBouncer |
+//! | `proxy` | stands between a node and Postgres, and can be cut, be slow, or fall silent |
 //!
 //! Nothing sleeps: [`Lab::until`] looks again and again until a deadline. Every failure shows the ends of all logs.
 
 mod client;
 mod history;
 mod load;
+mod pooler;
 mod proxy;
 
 use std::path::PathBuf;
@@ -27,6 +29,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 pub(crate) use client::{Answer, Client};
 pub(crate) use history::History;
 pub(crate) use load::{Accepted, Load, Loaded};
+pub(crate) use pooler::{Behind, Pooler};
 pub(crate) use proxy::Proxy;
 
 /// The lease of all nodes here: the default.
@@ -61,6 +64,8 @@ pub(crate) struct Lab {
     pub(crate) mesh: Mesh,
     /// Nodes of another program or with other options, in the same mesh.
     pub(crate) guests: Vec<Mesh>,
+    /// What stands between the nodes and Postgres.
+    pub(crate) pooler: Option<Pooler>,
     pub(crate) db: PgPool,
     pub(crate) client: Client,
     pub(crate) postgres: Postgres,
@@ -71,15 +76,26 @@ pub(crate) struct Lab {
 impl Lab {
     /// As many nodes as told, all ready, and a record of what Postgres commits from the first grant on.
     pub(crate) async fn start(nodes: usize, program: Program, env: &[(&str, &str)]) -> Lab {
-        Lab::start_on(nodes, program, env, true).await
+        Lab::start_on(nodes, program, env, true, None).await
     }
 
     /// As [`Self::start`], on a database without any table: without a record.
     pub(crate) async fn start_on_empty(nodes: usize, program: Program, env: &[(&str, &str)]) -> Lab {
-        Lab::start_on(nodes, program, env, false).await
+        Lab::start_on(nodes, program, env, false, None).await
     }
 
-    async fn start_on(nodes: usize, program: Program, env: &[(&str, &str)], recorded: bool) -> Lab {
+    /// As [`Self::start`], with a pooler between the nodes and Postgres.
+    pub(crate) async fn start_behind(nodes: usize, program: Program, behind: Behind) -> Lab {
+        Lab::start_on(nodes, program, &[], true, Some(behind)).await
+    }
+
+    async fn start_on(
+        nodes: usize,
+        program: Program,
+        env: &[(&str, &str)],
+        recorded: bool,
+        behind: Option<Behind>,
+    ) -> Lab {
         let permit = MESHES.acquire().await.unwrap();
         let postgres = Postgres::start(postgres::Options {
             settings: vec![
@@ -103,7 +119,18 @@ impl Lab {
             migrate(&postgres.url()).await;
             history::record(&db).await;
         }
-        let options = options(&postgres.url(), &dir, nodes, program, env);
+        let mut options = options(&postgres.url(), &dir, nodes, program, env);
+        let mut pooler = None;
+        if let Some(behind) = behind {
+            let started = Pooler::start(&postgres, &dir, behind).await;
+            let url = started.url(&postgres.url(), postgres.port());
+            options.extra_env.push(("RINGMESH_DATABASE_URL".into(), url));
+            if behind.direct_leases {
+                let direct = ("RINGMESH_LEASE_URL".into(), postgres.url());
+                options.extra_env.push(direct);
+            }
+            pooler = Some(started);
+        }
         let mesh = match Mesh::start(options).await {
             Ok(mesh) => mesh,
             Err(error) => panic!("{error}\nall logs: {}", dir.display()),
@@ -113,6 +140,7 @@ impl Lab {
             client: Client::new(urls),
             mesh,
             guests: Vec::new(),
+            pooler,
             db,
             postgres,
             dir,
@@ -406,6 +434,8 @@ fn options(
 async fn migrate(url: &str) {
     let store = Store::new(&StoreOptions {
         url: url.to_owned(),
+        lease_url: None,
+        pooler: ringmesh::store::Pooler::Auto,
         connections: 1,
         hot_connections: 1,
         ttl: TTL,
