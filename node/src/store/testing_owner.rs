@@ -145,7 +145,8 @@ async fn new_database(base: &str) -> String {
     getrandom::fill(&mut name).unwrap();
     let name = format!("test_{}", u64::from_le_bytes(name));
     let mut connection = PgConnection::connect(&format!("{base}/postgres")).await.unwrap();
-    sqlx::query(sqlx::AssertSqlSafe(format!("create database {name}")))
+    // Not prepared, so that it passes through a pooler as well.
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("create database {name}")))
         .execute(&mut connection)
         .await
         .unwrap();
