@@ -38,6 +38,8 @@ impl Bench {
         let postgres = Postgres::start(options).await.unwrap();
         let store = Store::new(&StoreOptions {
             url: postgres.url(),
+            lease_url: None,
+            pooler: ringmesh::store::Pooler::Auto,
             connections: 1,
             hot_connections: 1,
             ttl: TTL,

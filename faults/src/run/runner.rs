@@ -138,6 +138,8 @@ pub async fn run(job: Job, progress: &Progress) -> Result<Outcome> {
 pub(super) async fn prepare(url: &str, workloads: &[Box<dyn Workload>]) -> Result<()> {
     let store = Store::new(&store::Options {
         url: url.to_owned(),
+        lease_url: None,
+        pooler: store::Pooler::Auto,
         connections: 1,
         hot_connections: 1,
         ttl: Duration::from_secs(3),

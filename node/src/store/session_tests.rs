@@ -161,9 +161,8 @@ async fn a_session_whose_server_takes_no_writes_is_not_kept() {
         .unwrap();
     let pool = Pool::new(
         1,
-        db.url.parse().unwrap(),
+        terms(db.url.parse().unwrap(), &Arc::default()),
         Duration::from_secs(10),
-        &Arc::default(),
     );
     let write = || sqlx::query("update ringmesh.mesh set only_row = true").execute(&pool);
     // As if a standby stood behind the address for a while: who connects then cannot write, whatever stands there later.
