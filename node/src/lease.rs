@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
+use crate::failpoint::{self, droppable};
 use crate::store::{Answer, Backend, Error, LeaseSession, Me, Peer, Renewal, Store};
 use crate::telemetry::metric;
 use crate::trust::Trust;
@@ -193,7 +194,13 @@ impl Keeper {
             self.locked = session.hold_own_lock(me.incarnation).await? == Answer::Held;
         }
         let sent = clock::now();
-        let renewal = session.renew(me, terms.ttl).await?;
+        let renewal = droppable(async {
+            failpoint::at(failpoint::RENEW).await?;
+            let renewal = session.renew(me, terms.ttl).await?;
+            failpoint::at(failpoint::RENEWED).await?;
+            Ok(renewal)
+        })
+        .await?;
         let history = match renewal {
             Renewal::Fenced => return Ok(Err(self.end(Event::Fenced))),
             Renewal::Renewed { history } => history,

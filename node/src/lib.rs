@@ -10,6 +10,7 @@ pub mod demo;
 pub mod dev;
 pub mod directory;
 pub mod dispatch;
+pub mod failpoint;
 pub mod gossip;
 pub mod handler;
 pub mod hint;

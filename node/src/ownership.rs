@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock;
 use crate::directory::{Directory, Node};
 use crate::dispatch::Dispatch;
+use crate::failpoint::{self, droppable};
 use crate::gossip::{self, Gossip};
 use crate::hint::Hints;
 use crate::lease;
@@ -572,7 +573,11 @@ impl Ownership {
             let wanted: Vec<_> = plan.takes.iter().map(|take| (take.slot, take.expected)).collect();
             let (store, me) = (self.parts.store.clone(), self.parts.me);
             self.io.spawn(async move {
-                let answer = store.grant(me, &wanted).await;
+                let answer = droppable(async {
+                    failpoint::at(failpoint::GRANT).await?;
+                    store.grant(me, &wanted).await
+                })
+                .await;
                 Done::Granted { wanted, answer }
             });
         }
@@ -630,7 +635,13 @@ impl Ownership {
             let slots: Vec<_> = moving.iter().map(|(slot, _)| *slot).collect();
             let (store, me) = (self.parts.store.clone(), self.parts.me);
             self.io.spawn(async move {
-                let answer = store.transfer(me, to, &moving).await;
+                let answer = droppable(async {
+                    failpoint::at(failpoint::TRANSFER).await?;
+                    let moved = store.transfer(me, to, &moving).await?;
+                    failpoint::at(failpoint::TRANSFERRED).await?;
+                    Ok(moved)
+                })
+                .await;
                 Done::Transferred { to, slots, answer }
             });
         }

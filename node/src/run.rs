@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt as _;
 
 use crate::context::Context;
+use crate::failpoint;
 use crate::handler::{Answer, Failure, Handler, Handlers};
 use crate::store::{Commit, Error, Finish, Me, Store};
 use crate::telemetry::metric;
@@ -52,6 +53,9 @@ pub(crate) async fn run(
             Err(error) => return Outcome::NotStarted(error),
         },
     };
+    if let Err(error) = failpoint::at(failpoint::HANDLER).await {
+        return Outcome::NotStarted(error);
+    }
     let began = Instant::now();
     let answer = AssertUnwindSafe(async {
         match handlers.get(&inner.kind) {
@@ -63,6 +67,10 @@ pub(crate) async fn run(
     .catch_unwind()
     .await
     .unwrap_or_else(|panic| Err(Failure::new(format_args!("panic: {}", panic_text(&*panic)))));
+    if failpoint::at(failpoint::HANDLED).await.is_err() {
+        inner.transaction.end();
+        return Outcome::Unknown;
+    }
     if !inner.transaction.is_open() {
         return Outcome::Answered(answer);
     }

@@ -16,6 +16,7 @@ use ringmesh_ring::{Key, Slot};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use crate::failpoint::{self, droppable};
 use crate::hint::{Hint, Hints};
 use crate::secret::hex;
 use crate::store::submit::{Fingerprint, Patience, Placed, Row, about_data, objection, waited_in_vain};
@@ -308,6 +309,17 @@ fn drain(queue: &mut mpsc::Receiver<Entry>, group: &mut Vec<Entry>, bytes: &mut 
     }
 }
 
+/// One insert, with the points around it.
+async fn submitted<T>(insert: impl Future<Output = Result<T, store::Error>>) -> Result<T, store::Error> {
+    droppable(async {
+        failpoint::at(failpoint::SUBMIT).await?;
+        let placed = insert.await?;
+        failpoint::at(failpoint::SUBMITTED).await?;
+        Ok(placed)
+    })
+    .await
+}
+
 async fn run_plain(shared: &Shared, group: Vec<Entry>) {
     let mut groups = vec![group];
     while let Some(mut group) = groups.pop() {
@@ -316,7 +328,7 @@ async fn run_plain(shared: &Shared, group: Vec<Entry>) {
         }
         let began = Instant::now();
         let rows: Vec<&Row> = group.iter().map(|entry| &entry.row).collect();
-        let inserted = shared.store.insert(&rows).await;
+        let inserted = submitted(shared.store.insert(&rows)).await;
         metrics::histogram!(metric::SUBMIT_SECONDS).record(began.elapsed());
         match inserted {
             Ok(numbers) => {
@@ -378,7 +390,7 @@ async fn run_keyed(shared: &Shared, group: Vec<Entry>) {
         }
         let began = Instant::now();
         let rows: Vec<&Row> = group.iter().map(|(entry, _)| &entry.row).collect();
-        let placed = shared.store.insert_keyed(&rows, patience).await;
+        let placed = submitted(shared.store.insert_keyed(&rows, patience)).await;
         metrics::histogram!(metric::SUBMIT_SECONDS).record(began.elapsed());
         match placed {
             Ok(placed) => {
@@ -479,7 +491,7 @@ async fn insert_all(shared: &Shared, submits: Vec<Submit>) -> Result<Vec<Submitt
         places.push(place);
     }
     let began = Instant::now();
-    let placed = shared.store.insert_all(&distinct).await;
+    let placed = submitted(shared.store.insert_all(&distinct)).await;
     metrics::histogram!(metric::SUBMIT_SECONDS).record(began.elapsed());
     let placed = placed?;
     let answers = rows.iter().enumerate().map(|(at, row)| {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ringmesh_ring::{Epoch, Slot};
 
+use crate::failpoint::{self, droppable};
 use crate::store::{Error, Holds, Me, Store};
 use crate::task::TaskId;
 
@@ -68,7 +69,12 @@ pub(crate) async fn round(
     if let Some(window) = round.forget_idempotency {
         for slots in slots.chunks(SLOTS_PER_CHUNK) {
             for _ in 0..CHUNKS {
-                match store.forget_idempotency(me, slots, window).await {
+                match at(
+                    failpoint::IDEMPOTENCY,
+                    store.forget_idempotency(me, slots, window),
+                )
+                .await
+                {
                     Ok(0) => break,
                     Ok(_) => {}
                     Err(error) => {
@@ -101,7 +107,7 @@ async fn keys(
     let mut lifting = those(|holds| holds.lifting);
     let orphaned = those(|holds| holds.orphaned);
     for slots in orphaned.chunks(SLOTS_PER_CHUNK) {
-        if let Err(error) = store.lift_orphans(me, slots).await {
+        if let Err(error) = at(failpoint::ORPHANS, store.lift_orphans(me, slots)).await {
             warn("lift_orphans", &error);
         }
     }
@@ -110,7 +116,7 @@ async fn keys(
     lifting.dedup();
     for slots in lifting.chunks(SLOTS_PER_CHUNK) {
         for _ in 0..CHUNKS {
-            match store.lift_behind(me, slots).await {
+            match at(failpoint::HELD, store.lift_behind(me, slots)).await {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) => {
@@ -119,14 +125,14 @@ async fn keys(
                 }
             }
         }
-        match store.lift_done(me, slots).await {
+        match at(failpoint::HELD, store.lift_done(me, slots)).await {
             Ok(lifted) => report.lifted.extend(lifted),
             Err(error) => report.failed("lift_done", slots, &error),
         }
     }
     if round.take_up_kinds {
         for slots in those(|holds| holds.kind).chunks(SLOTS_PER_CHUNK) {
-            match store.take_up_kinds(me, slots, kinds).await {
+            match at(failpoint::HELD, store.take_up_kinds(me, slots, kinds)).await {
                 Ok(tasks) => report.tasks.extend(tasks),
                 Err(error) => report.failed("take_up_kinds", slots, &error),
             }
@@ -135,7 +141,7 @@ async fn keys(
     if round.move_behind {
         for slots in those(|holds| holds.long).chunks(SLOTS_PER_CHUNK) {
             for _ in 0..CHUNKS {
-                match store.move_behind(me, slots).await {
+                match at(failpoint::HELD, store.move_behind(me, slots)).await {
                     Ok(0) => break,
                     Ok(_) => {}
                     Err(error) => {
@@ -146,6 +152,15 @@ async fn keys(
             }
         }
     }
+}
+
+/// One write, with the point before it.
+async fn at<T>(point: &'static str, write: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    droppable(async {
+        failpoint::at(point).await?;
+        write.await
+    })
+    .await
 }
 
 fn warn(step: &'static str, error: &Error) {

@@ -23,6 +23,7 @@ mod harm;
 mod keys;
 pub mod node;
 pub mod note;
+pub mod points;
 mod scheduled;
 pub mod schema;
 mod storm;

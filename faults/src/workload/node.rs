@@ -6,7 +6,7 @@ use tracing_subscriber::filter::{EnvFilter, LevelFilter, Targets};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use super::{handlers, note};
+use super::{handlers, note, points};
 
 /// Runs a node, told by its environment, until it is drained.
 ///
@@ -15,6 +15,7 @@ use super::{handlers, note};
 pub async fn run() -> anyhow::Result<()> {
     let config = config::load(None, std::env::vars_os(), &[])?.check()?;
     note::open(&config.name).context("cannot open the file for events")?;
+    points::set_up();
     let filter = std::env::var("RINGMESH_LOG").unwrap_or_else(|_| telemetry::DEFAULT_FILTER.to_owned());
     let lines = tracing_subscriber::fmt::layer()
         .with_ansi(false)

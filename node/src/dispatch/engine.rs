@@ -22,6 +22,7 @@ use super::outbox::{self, Batch, Outbox, What, Write};
 use super::{Command, Limits, Parts, Stats, chain};
 use crate::cache::Caches;
 use crate::context::{Context, Inner};
+use crate::failpoint::{self, droppable};
 use crate::handler::{Answer, Failure, Handler, Then};
 use crate::run::{self, Outcome};
 use crate::store::{ClaimAnswer, Error, Horizon, Me, ReadBack, Store, Token, TransactionCell};
@@ -437,7 +438,13 @@ impl Engine {
             let (store, me) = (self.store.clone(), self.me());
             self.spawn(async move {
                 let began = Instant::now();
-                let result = outbox::write(&store, me, &batch).await;
+                let result = droppable(async {
+                    failpoint::at(failpoint::WRITE).await?;
+                    let written = outbox::write(&store, me, &batch).await?;
+                    failpoint::at(failpoint::WRITTEN).await?;
+                    Ok(written)
+                })
+                .await;
                 metrics::histogram!(metric::FINISH_SECONDS).record(began.elapsed());
                 Event::Wrote { batch, result }
             });

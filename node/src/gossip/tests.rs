@@ -16,12 +16,26 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
+/// An address of the loopback that nobody else uses: a port of it that was left is still free when it is taken again.
+fn own() -> SocketAddr {
+    static NEXT: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(1);
+    if !cfg!(target_os = "linux") {
+        return ANY;
+    }
+    let number = NEXT
+        .fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+        .clamp(1, 254);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    ([127, 128 | high, low, number], 0).into()
+}
+
 fn config(seeds: &[SocketAddr]) -> Config {
+    let address = own();
     Config {
         cluster_id: "mesh".to_owned(),
         secret: Secret::new("secret"),
-        listen: ANY,
-        advertise: ANY,
+        listen: address,
+        advertise: address,
         seeds: seeds.iter().map(ToString::to_string).collect(),
         interval: INTERVAL,
     }
@@ -210,7 +224,7 @@ async fn a_restart_on_the_same_port_does_not_stop_the_others() {
     b.set_serving(true).await;
     when(&a, serves("b")).await;
     let mut again = config(&[a.address()]);
-    again.listen = address;
+    (again.listen, again.advertise) = (address, address);
     let again = Gossip::start(again, me("c", 4)).await.expect("starts");
     for gossip in [&a, &b, &again] {
         sees(gossip, &["a1", "b2", "c4"]).await;
@@ -227,7 +241,7 @@ async fn the_same_incarnation_given_twice_is_seen_as_a_new_start() {
     b.leave().await;
     sees(&a, &["a1"]).await;
     let mut again = config(&[a.address()]);
-    again.listen = address;
+    (again.listen, again.advertise) = (address, address);
     let again = Gossip::start(again, me("b", 2)).await.expect("starts");
     sees(&again, &["a1", "b2"]).await;
     // Seen by `a` once its mark is higher than the other's, or the other is forgotten as dead.
@@ -245,7 +259,9 @@ async fn suggested_addresses_lead_to_a_mesh_without_seeds() {
 
 #[tokio::test(start_paused = true)]
 async fn seeds_may_be_names_and_some_may_not_resolve() {
-    let a = node("a", 1, &[]).await;
+    let mut named = config(&[]);
+    (named.listen, named.advertise) = (ANY, ANY);
+    let a = Gossip::start(named, me("a", 1)).await.expect("starts");
     let mut config = config(&[]);
     config.seeds = vec![
         "not an address".to_owned(),
@@ -333,7 +349,7 @@ async fn recorded_datagrams_are_dropped_by_the_node_and_by_its_successor() {
 
     a.leave().await;
     let mut successor = config(&[]);
-    successor.listen = address;
+    (successor.listen, successor.advertise) = (address, address);
     let successor = Gossip::start(successor, me("a", 3)).await.expect("starts");
     for datagram in &recorded {
         attacker.send_to(datagram, address).await.expect("sends");

@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use super::session::{Backend, Session};
 use super::{Error, Me, Store};
+use crate::failpoint::{self, droppable};
 
 /// An unfenced node, by Postgres.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -166,7 +167,7 @@ impl Store {
         kind: FenceKind,
         by: Incarnation,
     ) -> Result<Fencing, Error> {
-        timeout(FENCE_WITHIN, self.try_fence(node, seen, kind, by))
+        timeout(FENCE_WITHIN, droppable(self.try_fence(node, seen, kind, by)))
             .await
             .unwrap_or_else(|_| Err(Error::late()))
     }
@@ -239,6 +240,11 @@ async fn fence_on(
         session.rollback().await?;
         return Ok(Fencing::Nothing);
     }
+    failpoint::at(match kind {
+        FenceKind::Left => failpoint::LEAVE,
+        _ => failpoint::FENCE,
+    })
+    .await?;
     sqlx::query_file!("src/store/sql/set_fenced.sql", node.0, kind.as_str(), by.0)
         .execute(&mut *session)
         .await?;

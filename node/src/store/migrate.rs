@@ -6,6 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::time::timeout;
 
 use super::{Error, Store};
+use crate::failpoint;
 
 /// How long all migrations may take, the wait for another node that is at it included.
 const MIGRATE_WITHIN: Duration = Duration::from_secs(120);
@@ -109,8 +110,10 @@ async fn migrate_on(connection: &mut PgConnection, begin: String) -> Result<usiz
         locking: false,
         ..sqlx::migrate::Migrator::DEFAULT
     };
+    failpoint::at(failpoint::MIGRATE).await?;
     migrator.run_direct(None, &mut *tx, false).await.map_err(failed)?;
     let after = applied(&mut tx).await.map_err(store)?;
+    failpoint::at(failpoint::MIGRATED).await?;
     tx.commit().await.map_err(store)?;
     Ok(usize::try_from(after - before).unwrap_or(0))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::session::Session;
 use super::{Error, PATIENT, Store};
+use crate::failpoint::{self, droppable};
 
 /// For how many days ahead there are partitions.
 const DAYS_AHEAD: i32 = 7;
@@ -19,7 +20,7 @@ impl Store {
     /// What was done stays done.
     pub async fn keep_days(&self, retention: Duration) -> Result<usize, Error> {
         let limits = [("lock_timeout", "500ms".to_owned())];
-        keep_days(&mut self.session(PATIENT, &limits).await?, retention).await
+        droppable(async { keep_days(&mut self.session(PATIENT, &limits).await?, retention).await }).await
     }
 
     /// How often nodes of this name started lately without leaving by themselves.
@@ -60,6 +61,7 @@ async fn keep_days(session: &mut Session, retention: Duration) -> Result<usize, 
             }
         );
         let drop = format!("drop table ringmesh.{name}");
+        failpoint::at(failpoint::RETENTION).await?;
         let done = async {
             if day.attached {
                 sqlx::query(sqlx::AssertSqlSafe(detach))

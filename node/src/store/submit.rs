@@ -5,6 +5,7 @@ use ringmesh_ring::Slot;
 
 use super::session::{Pool, Session};
 use super::{Error, Store};
+use crate::failpoint;
 use crate::task::Submit;
 
 /// SHA-256 over what makes two submits under one idempotency key the same.
@@ -107,9 +108,12 @@ async fn begin(pool: &Pool, patience: Patience) -> Result<Session, Error> {
         Patience::Long => "set local lock_timeout = '1s'; set local statement_timeout = '10s'",
         Patience::Short => "set local lock_timeout = '100ms'; set local statement_timeout = '10s'",
     };
-    pool.begin_with(limits)
-        .await
-        .map_err(|error| before_commit(error.into()))
+    let begun = async {
+        let session = pool.begin_with(limits).await?;
+        failpoint::at(failpoint::BEGUN).await?;
+        Ok(session)
+    };
+    begun.await.map_err(before_commit)
 }
 
 /// An answer that is lost before COMMIT is sent: the server rolls back, whatever it had done.

@@ -11,6 +11,7 @@ use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 use super::claims::finish_on;
 use super::session::{Backend, Session};
 use super::{Error, Finish, Me, PATIENT, Store};
+use crate::failpoint::{self, droppable};
 
 /// What became of a transaction that was to end its task.
 #[derive(Debug)]
@@ -124,7 +125,7 @@ impl TransactionCell {
             let permit = Arc::clone(&self.store.in_handlers).acquire_owned().await;
             let permit = permit.map_err(|_| TransactionError::Ended)?;
             // From here on a drop closes the session. No backend is known yet: an idle one ends with its socket.
-            let (session, backend) = begin(&self.store, self.idle).await?;
+            let (session, backend) = droppable(begin(&self.store, self.idle)).await?;
             *open = Some(Open {
                 session: Some(session),
                 store: self.store.clone(),
@@ -185,7 +186,7 @@ impl TransactionCell {
         self.ended.store(true, Ordering::Release);
         let mut open = self.open.try_lock().ok()?;
         let mut transaction = open.take()?;
-        let done = commit_on(transaction.session.as_mut()?, me, finish).await;
+        let done = droppable(commit_on(transaction.session.as_mut()?, me, finish)).await;
         match done {
             Ok(_) => drop(transaction.session.take()),
             // A refused statement leaves the transaction aborted; an answer that never came leaves who knows what. The drop
@@ -208,8 +209,12 @@ async fn commit_on(session: &mut Session, me: Me, finish: Finish) -> Result<Comm
         session.rollback().await?;
         return Ok(Commit::Fenced);
     }
+    failpoint::at(failpoint::COMMIT).await?;
     match session.commit().await {
-        Ok(()) => Ok(Commit::Done),
+        Ok(()) => {
+            failpoint::at(failpoint::COMMITTED).await?;
+            Ok(Commit::Done)
+        }
         // Only a refusal by the server says that nothing was committed.
         Err(error @ sqlx::Error::Database(_)) => Err(error.into()),
         Err(error) => Err(Error::Unknown(error)),
@@ -229,6 +234,7 @@ async fn begin(store: &Store, idle: Duration) -> Result<(Session, Backend), Erro
         "set transaction isolation level read committed"
     };
     session.begin_with(more).await?;
+    failpoint::at(failpoint::BEGUN).await?;
     let row = sqlx::query_file!("src/store/sql/begin_task.sql", idle.as_millis().to_string())
         .fetch_one(&mut session)
         .await?;

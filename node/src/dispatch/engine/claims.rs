@@ -10,11 +10,16 @@ impl Engine {
             let (store, me) = (self.store.clone(), self.me());
             self.spawn(async move {
                 let began = Instant::now();
-                let result = if plan.urgent {
-                    store.claim_urgent(me, &plan.probes).await
-                } else {
-                    store.claim(me, &plan.probes).await
-                };
+                let result = droppable(async {
+                    let answer = if plan.urgent {
+                        store.claim_urgent(me, &plan.probes).await?
+                    } else {
+                        store.claim(me, &plan.probes).await?
+                    };
+                    failpoint::at(failpoint::CLAIMED).await?;
+                    Ok(answer)
+                })
+                .await;
                 metrics::histogram!(metric::PROBE_SECONDS).record(began.elapsed());
                 Event::Claimed {
                     number: plan.number,
