@@ -11,12 +11,14 @@
 //!     └──▶ history ── all of it, as values
 //! check ── one file per invariant: from a history to violations; pure
 //! run ──── scenarios, schedules from a seed, reports
+//! mutants   whether the tests fail when the product is broken in one place
 //! ```
 
 pub mod check;
 pub mod fault;
 pub mod history;
 pub mod lab;
+pub mod mutants;
 pub mod observe;
 pub mod run;
 pub mod workload;

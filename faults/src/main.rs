@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringmesh_faults::{run, workload};
+use ringmesh_faults::{mutants, run, workload};
 
 /// Tries to make Ringmesh lie
 #[derive(Debug, Parser)]
@@ -20,6 +20,8 @@ enum Command {
     /// A node of a lab, told by its environment as `ringmesh node` is
     #[command(hide = true)]
     Node,
+    /// Break a copy of the product in one place at a time and see whether a test fails
+    Mutants(mutants::Args),
 }
 
 #[tokio::main]
@@ -27,6 +29,7 @@ async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command {
         Some(Command::Node) => workload::node::run().await.map(|()| true),
+        Some(Command::Mutants(arguments)) => mutants::command(arguments).await,
         None => run::command(arguments.run).await,
     };
     match done {

@@ -259,3 +259,7 @@ impl Keeper {
         self.parts.events.send(event).ok();
     }
 }
+
+#[cfg(test)]
+#[path = "lease_tests.rs"]
+mod tests;

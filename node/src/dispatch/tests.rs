@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
+use sqlx::{Connection, PgConnection};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -187,6 +188,35 @@ async fn tasks_of_a_key_run_one_at_a_time_in_the_order_of_their_submits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_task_of_a_key_waits_for_the_commit_of_the_one_before() {
+    let (handlers, mut gate) = Gate::closed();
+    let life = Life::start(handlers, &["k"]).await;
+    life.db.submit("wait", "k", "1").await;
+    let next = life.db.submit("wait", "k", "1").await;
+    gate.began().await;
+    life.until(|stats| stats.waiting == 1).await;
+    let mut hold = PgConnection::connect(&life.db.url).await.unwrap();
+    sqlx::raw_sql("begin; select from ringmesh.task for update")
+        .execute(&mut hold)
+        .await
+        .unwrap();
+    gate.open();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while life
+        .db
+        .count("select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'")
+        .await
+        == 0
+    {
+        assert!(tokio::time::Instant::now() < deadline, "no finish waits");
+    }
+    assert!(gate.began.try_recv().is_err(), "the one before has not ended yet");
+    sqlx::raw_sql("commit").execute(&mut hold).await.unwrap();
+    gate.began().await;
+    assert_eq!(life.db.end_of(next).await.state, State::Succeeded);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_fails_is_tried_again_before_the_next_of_its_key_starts() {
     let (handlers, _) = recorder();
     let life = Life::start(handlers, &["k"]).await;
@@ -292,6 +322,8 @@ async fn a_leaving_slot_gives_back_what_waits_and_lets_runs_end() {
     gate.began().await;
     life.until(|stats| stats.waiting == 1).await;
     life.dispatch.leave(life.only(), FAR);
+    life.db.wait_for(waiting, |view| view.node.is_none()).await;
+    assert!(life.quiet.try_recv().is_err(), "a run goes on");
     gate.open();
     assert_eq!(life.left().await, life.slots);
     assert_eq!(life.db.view(running).await.state, State::Succeeded);

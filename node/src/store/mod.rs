@@ -8,6 +8,8 @@ pub(crate) mod bench;
 mod claim_model_tests;
 mod claims;
 pub(crate) mod demo;
+#[cfg(test)]
+mod fence_races_tests;
 mod lease;
 mod migrate;
 #[cfg(test)]

@@ -11,13 +11,13 @@ use crate::task::Claimed;
 use ringmesh_ring::{Epoch, Slot};
 
 /// A session of its own, for what must stay open.
-struct Session {
+pub(super) struct Session {
     connection: PgConnection,
     pid: i32,
 }
 
 impl Session {
-    async fn new(db: &Database) -> Self {
+    pub(super) async fn new(db: &Database) -> Self {
         let mut connection = PgConnection::connect(&db.url).await.unwrap();
         let pid = sqlx::query_scalar("select pg_backend_pid()")
             .fetch_one(&mut connection)
@@ -26,7 +26,7 @@ impl Session {
         Session { connection, pid }
     }
 
-    async fn run(&mut self, sql: &str) -> Result<(), sqlx::Error> {
+    pub(super) async fn run(&mut self, sql: &str) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
             .execute(&mut self.connection)
             .await
@@ -34,14 +34,14 @@ impl Session {
     }
 }
 
-async fn run(db: &Database, sql: &str) {
+pub(super) async fn run(db: &Database, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
         .execute(&db.store.pool)
         .await
         .unwrap();
 }
 
-async fn number(db: &Database, sql: &str) -> i64 {
+pub(super) async fn number(db: &Database, sql: &str) -> i64 {
     sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
         .fetch_one(&db.store.pool)
         .await
@@ -49,7 +49,7 @@ async fn number(db: &Database, sql: &str) -> i64 {
 }
 
 /// Polls until the answer of a statement, one boolean, is true.
-async fn until(db: &Database, sql: &str) {
+pub(super) async fn until(db: &Database, sql: &str) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let holds: bool = sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
@@ -64,7 +64,7 @@ async fn until(db: &Database, sql: &str) {
     }
 }
 
-const SOMEBODY_WAITS: &str = "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')";
+pub(super) const SOMEBODY_WAITS: &str = "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')";
 
 /// Lets a statement about a slot take its snapshot and wait for the slot's row; changes something; lets it go on.
 async fn overtaken<T: Send + 'static>(
@@ -87,7 +87,7 @@ async fn overtaken<T: Send + 'static>(
     work.await.unwrap().unwrap()
 }
 
-async fn claim(db: &Database, me: Me, slot: Slot, epoch: Epoch) -> Vec<Claimed> {
+pub(super) async fn claim(db: &Database, me: Me, slot: Slot, epoch: Epoch) -> Vec<Claimed> {
     let probe = Probe {
         slot,
         epoch,

@@ -1,0 +1,197 @@
+//! Builds and runs one test of the copy, with a Postgres that knows the copy's schema: a changed statement is checked by it
+//! when it is compiled.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use ringmesh::dev::{Postgres, postgres};
+use ringmesh::sqlx::postgres::PgConnection;
+use ringmesh::sqlx::{AssertSqlSafe, Connection as _, raw_sql};
+use tokio::process::Command;
+
+use super::Test;
+use super::copy::Copy;
+
+/// From an empty target folder, on a busy machine.
+const BUILD_WITHIN: Duration = Duration::from_secs(45 * 60);
+/// Well above the patience of the tests themselves, so that what waits in vain fails by its own word.
+const TEST_WITHIN: Duration = Duration::from_secs(300);
+
+/// What became of a test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ran {
+    Passed,
+    /// It ran and failed.
+    Failed,
+    /// Neither, for this reason.
+    Not(String),
+}
+
+impl fmt::Display for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ran::Passed => f.write_str("passed"),
+            Ran::Failed => f.write_str("failed"),
+            Ran::Not(why) => f.write_str(why),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Cargo {
+    sources: PathBuf,
+    target: PathBuf,
+    server: Postgres,
+    /// What statements are checked against while they are compiled.
+    schema: std::sync::Mutex<String>,
+}
+
+impl Cargo {
+    pub(super) async fn start(copy: &Copy) -> Result<Self> {
+        let cargo = Cargo {
+            sources: copy.sources().to_owned(),
+            target: copy.target().to_owned(),
+            server: Postgres::start(postgres::Options::for_tests()).await?,
+            schema: std::sync::Mutex::default(),
+        };
+        cargo.migrate("sound").await?;
+        Ok(cargo)
+    }
+
+    /// Makes a database of that name with the migrations of the copy as they are now; statements are checked against it.
+    pub(super) async fn migrate(&self, name: &str) -> Result<()> {
+        let mut admin = PgConnection::connect(&self.server.url_of("postgres")).await?;
+        for sql in [
+            format!("drop database if exists {name} with (force)"),
+            format!("create database {name}"),
+        ] {
+            raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await?;
+        }
+        let url = self.server.url_of(name);
+        let mut files: Vec<PathBuf> = std::fs::read_dir(self.sources.join("migrations"))?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<std::io::Result<_>>()?;
+        files.sort();
+        let mut session = PgConnection::connect(&url).await?;
+        raw_sql("create schema if not exists ringmesh")
+            .execute(&mut session)
+            .await?;
+        for file in files {
+            let sql = std::fs::read_to_string(&file)?;
+            raw_sql(AssertSqlSafe(sql))
+                .execute(&mut session)
+                .await
+                .with_context(|| format!("apply {}", file.display()))?;
+        }
+        *self
+            .schema
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = url;
+        Ok(())
+    }
+
+    /// Builds, then runs the test by its full name.
+    pub(super) async fn test(&self, test: Test) -> Result<Ran> {
+        let name = test.package.name();
+        let build = ["test", "--locked", "--lib", "--no-run", "-p", name];
+        match self.run(&build, BUILD_WITHIN).await? {
+            None => return Ok(Ran::Not(format!("it was not built within {BUILD_WITHIN:?}"))),
+            Some(built) if !built.status.success() => {
+                let said = String::from_utf8_lossy(&built.stderr);
+                let errors: Vec<&str> = said
+                    .lines()
+                    .filter(|line| line.starts_with("error"))
+                    .take(3)
+                    .collect();
+                return Ok(Ran::Not(format!("it does not build: {}", errors.join("; "))));
+            }
+            Some(_) => {}
+        }
+        let run = [
+            "test", "--locked", "--lib", "-p", name, "--", "--exact", test.name,
+        ];
+        let Some(ran) = self.run(&run, TEST_WITHIN).await? else {
+            return Ok(Ran::Not(format!(
+                "{} did not end within {TEST_WITHIN:?}",
+                test.name
+            )));
+        };
+        Ok(outcome(&String::from_utf8_lossy(&ran.stdout), test.name))
+    }
+
+    /// None: it took too long, and was ended with all that it had started.
+    async fn run(&self, arguments: &[&str], within: Duration) -> Result<Option<Output>> {
+        let schema = self
+            .schema
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone();
+        let postgres = self.server.url_of("");
+        let child = Command::new("cargo")
+            .args(arguments)
+            .current_dir(&self.sources)
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env("DATABASE_URL", schema)
+            .env("SQLX_OFFLINE", "false")
+            .env("RINGMESH_TEST_POSTGRES", postgres.trim_end_matches('/'))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .context("run cargo")?;
+        let group = child.id();
+        match tokio::time::timeout(within, child.wait_with_output()).await {
+            Ok(output) => Ok(Some(output?)),
+            Err(_) => {
+                if let Some(group) = group {
+                    end_group(group).await?;
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+async fn end_group(group: u32) -> Result<()> {
+    Command::new("kill")
+        .args(["-KILL", "--", &format!("-{group}")])
+        .status()
+        .await
+        .context("run kill")?;
+    Ok(())
+}
+
+/// Reads what the test program says of the one test that it ran.
+fn outcome(said: &str, test: &str) -> Ran {
+    let line = said
+        .lines()
+        .rfind(|line| line.starts_with("test ") && line.contains(test));
+    match line.and_then(|line| line.rsplit_once("... ")) {
+        Some((_, "ok")) => Ran::Passed,
+        Some((_, "FAILED")) => Ran::Failed,
+        _ => Ran::Not(format!("{test} did not run to its end")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_test_that_ran_counts() {
+        let said = |word: &str| format!("\nrunning 1 test\ntest a::b ... {word}\n\ntest result: x\n");
+        assert_eq!(outcome(&said("ok"), "a::b"), Ran::Passed);
+        assert_eq!(outcome(&said("FAILED"), "a::b"), Ran::Failed);
+        for silent in [
+            said("ignored"),
+            "running 0 tests\n\ntest result: ok. 0 passed".to_owned(),
+        ] {
+            assert!(matches!(outcome(&silent, "a::b"), Ran::Not(_)), "{silent}");
+        }
+    }
+}
