@@ -58,7 +58,8 @@ end $$;
 create table ringmesh.slot (
     slot  integer primary key check (slot between 0 and 4095),
     owner bigint,
-    epoch bigint not null default 0             -- the fencing number: rises by one at each grant, never reset
+    epoch bigint not null default 0,            -- the fencing number: rises by one at each grant, never reset
+    settled bigint not null default 0           -- the owner's claims up to this ticket came too late: see docs/adr/0005
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 insert into ringmesh.slot (slot) select generate_series(0, 4095);

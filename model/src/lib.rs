@@ -44,9 +44,10 @@
 //!
 //! ```text
 //! Claim { process: 0, slot: 0 }               the node sends a claim
-//! GiveUp(N0: claim S0 e1)                     and gets no answer; the claim is still on its way
-//! Settle { process: 0, slot: 0 }              it looks at what the claim took: nothing
-//! Execute(N0: claim S0 e1, given up)          the claim arrives
+//! GiveUp(N0: claim S0 e1 ticket 1)            and gets no answer; the claim is still on its way
+//! Settle { process: 0, slot: 0 }              it asks what the claim took
+//! Execute(N0: settle S0 e1 ticket 1)          nothing; and, as this rule is broken, nothing is shut
+//! Execute(N0: claim S0 e1 ticket 1, given up) the claim arrives
 //! ```
 //!
 //! # Where the properties are

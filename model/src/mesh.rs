@@ -132,12 +132,31 @@ impl State {
     /// Whether an owner's statement under this epoch would pass the fence now. One that would not only tells the node what
     /// its next look tells it as well.
     fn worth(&self, node: Incarnation, slot: usize, epoch: Epoch) -> bool {
-        self.rows.slots[slot]
-            == (Slot {
-                owner: Some(node),
-                epoch,
-            })
-            && !self.rows.fenced(node)
+        let row = self.rows.slots[slot];
+        row.owner == Some(node) && row.epoch == epoch && !self.rows.fenced(node)
+    }
+
+    /// Tickets are only compared with each other. Where none is on its way or in doubt, they may begin anew, so that how
+    /// many claims there were makes no other state.
+    fn renumber(&mut self) {
+        for slot in 0..SLOTS {
+            let on_its_way = |node: Incarnation| {
+                self.flights.iter().any(|flight| {
+                    flight.by == node
+                        && flight.statement.slot() == slot
+                        && flight.statement.ticket().is_some()
+                })
+            };
+            let owner = self.rows.slots[slot].owner;
+            for life in &mut self.lives {
+                if !life.doubt[slot] && !on_its_way(life.me) {
+                    life.tickets[slot] = 0;
+                    if owner == Some(life.me) {
+                        self.rows.slots[slot].settled = 0;
+                    }
+                }
+            }
+        }
     }
 
     fn process_of(&self, node: Incarnation) -> Option<usize> {
@@ -177,6 +196,7 @@ impl Model for Mesh {
             slots: [Slot {
                 owner: None,
                 epoch: 0,
+                settled: 0,
             }; SLOTS],
             tasks: [Task::Absent; TASKS],
             held: [None; SLOTS],
@@ -215,6 +235,7 @@ impl Model for Mesh {
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut next = state.clone();
         self.step(&mut next, action);
+        next.renumber();
         Some(next)
     }
 

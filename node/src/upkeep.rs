@@ -21,17 +21,16 @@ const CHUNKS: usize = 8;
 pub(crate) struct Report {
     /// Tasks that are due again.
     pub(crate) tasks: Vec<TaskId>,
-    /// Slots with holds that were lifted.
+    /// Slots with holds that were lifted, or may have been: a statement about them gave no answer. One that is still on its
+    /// way does no harm later either, see docs/adr/0005.
     pub(crate) lifted: Vec<Slot>,
-    /// Slots about which a statement gave no answer: tasks may have become claimable, or may yet.
-    pub(crate) unsure: Vec<(Slot, Epoch)>,
 }
 
 impl Report {
     fn failed(&mut self, step: &'static str, slots: &[(Slot, Epoch)], error: &Error) {
         warn(step, error);
         if matches!(error, Error::Unknown(_)) {
-            self.unsure.extend(slots);
+            self.lifted.extend(slots.iter().map(|(slot, _)| *slot));
         }
     }
 }

@@ -113,7 +113,7 @@ pub enum Action {
         /// Which slot.
         slot: usize,
     },
-    /// `lock_slots.sql`, `claimed.sql`: finds what an unanswered claim took.
+    /// Sends `settle.sql` and `claimed.sql`, which find what an unanswered claim took and refuse it from then on.
     Settle {
         /// Which process.
         process: usize,
@@ -341,11 +341,15 @@ impl Mesh {
             if self.may_claim(state, life, slot) {
                 actions.push(Action::Claim { process, slot });
             }
-            let waits = state
-                .flights
-                .iter()
-                .any(|flight| flight.locks_slot(slot, self.variant));
-            if life.doubt[slot] && !waits {
+            let asked = state.awaits(
+                life.me,
+                |statement| matches!(statement, Statement::Settle { slot: other, .. } if *other == slot),
+            );
+            if let Some(epoch) = life.holds[slot].epoch()
+                && life.doubt[slot]
+                && !asked
+                && state.worth(life.me, slot, epoch)
+            {
                 actions.push(Action::Settle { process, slot });
             }
         }

@@ -52,7 +52,7 @@ impl Breaches {
 
     fn see_slots(&mut self, before: &Rows, after: &Rows, flight: &Flight) {
         for (slot, (old, new)) in before.slots.iter().zip(&after.slots).enumerate() {
-            if old == new {
+            if (old.owner, old.epoch) == (new.owner, new.epoch) {
                 continue;
             }
             if new.epoch != old.epoch + 1 {

@@ -4,7 +4,7 @@
 //! a state that is copied millions of times. Their rules are repeated here, and their own tests show that they
 //! keep them.
 
-use super::rows::{Epoch, Incarnation, Rows, SLOTS, TASKS, Token, slot_of};
+use super::rows::{Epoch, Incarnation, Rows, SLOTS, TASKS, Ticket, Token, slot_of};
 
 /// What has become of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,8 +99,10 @@ pub(super) struct Life {
     pub(super) zombies: [Option<Token>; TASKS],
     /// By slot, which here is its key: the lane is closed, since tasks are being sent back.
     pub(super) closed: [bool; SLOTS],
-    /// By slot: a claim gave no answer.
+    /// By slot: a claim gave no answer, and has not been settled.
     pub(super) doubt: [bool; SLOTS],
+    /// By slot: the ticket of the last claim.
+    pub(super) tickets: [Ticket; SLOTS],
     /// By slot: a hint came, or the slot is new here.
     pub(super) dirty: [bool; SLOTS],
 }
@@ -117,6 +119,7 @@ impl Life {
             zombies: [None; TASKS],
             closed: [false; SLOTS],
             doubt: [false; SLOTS],
+            tickets: [0; SLOTS],
             dirty: [false; SLOTS],
         }
     }

@@ -9,6 +9,8 @@ use std::fmt;
 pub(super) type Incarnation = u8;
 /// A slot's fencing number.
 pub(super) type Epoch = u8;
+/// The place of a claim among those of a slot in a node's life.
+pub(super) type Ticket = u8;
 
 /// How many slots there can be.
 pub(super) const SLOTS: usize = 2;
@@ -45,6 +47,8 @@ pub(super) enum Node {
 pub(super) struct Slot {
     pub(super) owner: Option<Incarnation>,
     pub(super) epoch: Epoch,
+    /// Claims up to this ticket are refused.
+    pub(super) settled: Ticket,
 }
 
 impl fmt::Debug for Slot {
@@ -109,6 +113,16 @@ impl Rows {
     /// Whether nobody owns the slot, or a fenced node.
     pub(super) fn orphaned(&self, slot: usize) -> bool {
         self.slots[slot].owner.is_none_or(|owner| self.fenced(owner))
+    }
+
+    /// Gives the slot to another owner.
+    pub(super) fn grant(&mut self, slot: usize, owner: Incarnation) {
+        let epoch = self.slots[slot].epoch + 1;
+        self.slots[slot] = Slot {
+            owner: Some(owner),
+            epoch,
+            settled: 0,
+        };
     }
 
     /// Whether a claim under this epoch would pick the task.

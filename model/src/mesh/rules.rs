@@ -27,8 +27,8 @@ pub enum Variant {
     ClaimWithoutToken,
     /// A finish does not show its attempt.
     FinishWithoutAttempt,
-    /// After a claim without an answer a node waits for the statements that run on its slots, and not for those that have
-    /// yet to arrive. (So does the product at present; in the protocol as meant, what arrives later is refused.)
+    /// After a claim without an answer a node waits for the statements that run on its slots, and those that have yet to arrive
+    /// pass afterwards.
     SettleByLockOnly,
     /// The next task of a key starts when the finish of the one before it was sent.
     NextBeforeCommit,

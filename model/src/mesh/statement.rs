@@ -3,14 +3,14 @@
 //! A statement is *sent*; it *begins*, when it has its locks and its snapshot; it *commits*, when it has re-checked its
 //! target rows and changed them; its answer reaches the node, or does not. Between two of these steps anything else may
 //! happen, except what the locks keep out: the node's row `FOR KEY SHARE`, the slot's row `FOR SHARE` (a write by the
-//! owner) or `FOR UPDATE` (grant, transfer).
+//! owner) or one that conflicts with it (grant, transfer, settle).
 //!
 //! Left out: that a statement that waits for a lock has its snapshot from before the wait. What the protocol reads by
 //! a snapshot it writes into the target's own condition (ADR 1), which is what is modelled.
 
 use std::fmt;
 
-use super::rows::{Effect, Epoch, Incarnation, Node, Rows, TASKS, Task, Token, slot_of};
+use super::rows::{Effect, Epoch, Incarnation, Node, Rows, TASKS, Task, Ticket, Token, slot_of};
 use super::rules::Variant;
 
 /// One of the statements in `node/src/store/sql`, with its parameters.
@@ -25,7 +25,17 @@ pub(super) enum Statement {
         to: Incarnation,
     },
     /// `claim.sql`: takes all due tasks of the slot.
-    Claim { slot: usize, epoch: Epoch },
+    Claim {
+        slot: usize,
+        epoch: Epoch,
+        ticket: Ticket,
+    },
+    /// `settle.sql` and `claimed.sql`, in one transaction: shuts the slot to claims up to a ticket, and reads what is claimed.
+    Settle {
+        slot: usize,
+        epoch: Epoch,
+        ticket: Ticket,
+    },
     /// `finish.sql`, of a batch or on the handler's own connection: ends the task, together with its effect.
     Finish {
         task: usize,
@@ -43,7 +53,8 @@ impl Statement {
         match *self {
             Statement::Grant { slot, .. }
             | Statement::Transfer { slot, .. }
-            | Statement::Claim { slot, .. } => slot,
+            | Statement::Claim { slot, .. }
+            | Statement::Settle { slot, .. } => slot,
             Statement::Finish { task, .. }
             | Statement::Retry { task, .. }
             | Statement::GiveBack { task, .. } => slot_of(task),
@@ -55,10 +66,18 @@ impl Statement {
         match *self {
             Statement::Grant { epoch, .. }
             | Statement::Transfer { epoch, .. }
-            | Statement::Claim { epoch, .. } => epoch,
+            | Statement::Claim { epoch, .. }
+            | Statement::Settle { epoch, .. } => epoch,
             Statement::Finish { token, .. }
             | Statement::Retry { token, .. }
             | Statement::GiveBack { token, .. } => token.epoch,
+        }
+    }
+
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        match *self {
+            Statement::Claim { ticket, .. } | Statement::Settle { ticket, .. } => Some(ticket),
+            _ => None,
         }
     }
 }
@@ -68,7 +87,8 @@ impl fmt::Debug for Statement {
         match *self {
             Statement::Grant { slot, epoch } => write!(f, "grant S{slot} read at e{epoch}"),
             Statement::Transfer { slot, epoch, to } => write!(f, "transfer S{slot} e{epoch} to N{to}"),
-            Statement::Claim { slot, epoch } => write!(f, "claim S{slot} e{epoch}"),
+            Statement::Claim { slot, epoch, ticket } => write!(f, "claim S{slot} e{epoch} ticket {ticket}"),
+            Statement::Settle { slot, epoch, ticket } => write!(f, "settle S{slot} e{epoch} ticket {ticket}"),
             Statement::Finish {
                 task,
                 token,
@@ -96,7 +116,7 @@ pub(super) enum Answer {
     Nothing,
     /// Done.
     Done,
-    /// The tasks that the claim took, with their new attempts.
+    /// The tasks that the claim took, with their new attempts; or those that a settling found claimed.
     Claimed(Picked),
 }
 
@@ -156,7 +176,9 @@ impl Flight {
     fn slot_lock(&self, variant: Variant) -> Option<Lock> {
         match self.statement {
             Statement::Grant { .. } if variant == Variant::GrantGuardedInCte => None,
-            Statement::Grant { .. } | Statement::Transfer { .. } => Some(Lock::Update),
+            Statement::Grant { .. } | Statement::Transfer { .. } | Statement::Settle { .. } => {
+                Some(Lock::Update)
+            }
             Statement::Finish { .. } if unlocked(variant) => None,
             _ => Some(Lock::Share),
         }
@@ -171,11 +193,6 @@ impl Flight {
             _ => node == self.by,
         };
         begun && takes
-    }
-
-    /// Whether it has begun and holds this slot's row in any way.
-    pub(super) fn locks_slot(&self, slot: usize, variant: Variant) -> bool {
-        self.begun_lock(slot, variant).is_some()
     }
 
     fn begun_lock(&self, slot: usize, variant: Variant) -> Option<Lock> {
@@ -213,13 +230,15 @@ pub(super) fn begin(rows: &Rows, flight: &Flight, variant: Variant) -> Option<Pi
         Statement::Transfer { to, .. } => !rows.fenced(by) && !rows.fenced(to) && mine && at,
         Statement::Finish { .. } if variant == Variant::FenceByAttempt => true,
         Statement::Finish { .. } if variant == Variant::FenceByOwner => !rows.fenced(by) && mine,
+        Statement::Claim { ticket, .. } if ticket <= row.settled => false,
         Statement::Claim { .. }
+        | Statement::Settle { .. }
         | Statement::Finish { .. }
         | Statement::Retry { .. }
         | Statement::GiveBack { .. } => !rows.fenced(by) && mine && at,
     };
     let mut picked = Picked::default();
-    if let Statement::Claim { slot, epoch } = statement {
+    if let Statement::Claim { slot, epoch, .. } = statement {
         for (task, seen) in picked.iter_mut().enumerate() {
             if let Task::Open { attempt, .. } = rows.tasks[task]
                 && slot_of(task) == slot
@@ -237,23 +256,38 @@ pub(super) fn commit(rows: &mut Rows, flight: &Flight, picked: Picked, variant: 
     let Flight { by, statement, .. } = *flight;
     match statement {
         Statement::Grant { slot, epoch } => {
-            let row = &mut rows.slots[slot];
+            let row = rows.slots[slot];
             let passes = row.epoch == epoch || variant == Variant::GrantGuardedInCte;
             if !passes || row.owner == Some(by) {
                 return Answer::Nothing;
             }
-            row.owner = Some(by);
-            row.epoch += 1;
+            rows.grant(slot, by);
             Answer::Done
         }
         Statement::Transfer { slot, epoch, to } => {
+            let row = rows.slots[slot];
+            if row.epoch != epoch || row.owner != Some(by) {
+                return Answer::Nothing;
+            }
+            rows.grant(slot, to);
+            Answer::Done
+        }
+        Statement::Settle { slot, epoch, ticket } => {
             let row = &mut rows.slots[slot];
             if row.epoch != epoch || row.owner != Some(by) {
                 return Answer::Nothing;
             }
-            row.owner = Some(to);
-            row.epoch += 1;
-            Answer::Done
+            if variant != Variant::SettleByLockOnly {
+                row.settled = row.settled.max(ticket);
+            }
+            Answer::Claimed(std::array::from_fn(|task| match rows.tasks[task] {
+                Task::Open {
+                    claim: Some(claim),
+                    attempt,
+                    ..
+                } if slot_of(task) == slot && claim == epoch => Some(attempt),
+                _ => None,
+            }))
         }
         Statement::Claim { epoch, .. } => {
             let mut claimed = Picked::default();

@@ -128,11 +128,20 @@ impl Mesh {
                 if !matches!(life.holds[slot], Hold::Owned(_)) {
                     state.breaches.add(Breach::ClaimAfterStop);
                 }
-                if let Some(epoch) = state.lives[process].holds[slot].epoch() {
-                    state.send(process, Statement::Claim { slot, epoch });
+                let life = &mut state.lives[process];
+                if let Some(epoch) = life.holds[slot].epoch() {
+                    life.tickets[slot] += 1;
+                    let ticket = life.tickets[slot];
+                    state.send(process, Statement::Claim { slot, epoch, ticket });
                 }
             }
-            Action::Settle { process, slot } => self.settle(state, process, slot),
+            Action::Settle { process, slot } => {
+                // The last claim is the one without an answer: none begins while it is in doubt.
+                let ticket = state.lives[process].tickets[slot];
+                if let Some(epoch) = state.lives[process].holds[slot].epoch() {
+                    state.send(process, Statement::Settle { slot, epoch, ticket });
+                }
+            }
             Action::Succeed { process, task } => {
                 self.end_run(state, process, task, What::Finish { succeeded: true });
             }
@@ -259,7 +268,7 @@ impl Mesh {
                 life.known[slot] = life.known[slot].max(epoch + 1);
             }
             (Statement::Transfer { slot, epoch, to }, _) => life.holds[slot] = Hold::Leaving(epoch, to),
-            (Statement::Claim { slot, epoch }, Answer::Claimed(claimed)) => {
+            (Statement::Claim { slot, epoch, .. }, Answer::Claimed(claimed)) => {
                 for (task, attempt) in claimed.into_iter().enumerate() {
                     if let Some(attempt) = attempt {
                         self.on_claimed(state, process, task, Token { epoch, attempt });
@@ -282,7 +291,13 @@ impl Mesh {
                 } if *mine == token => *unknown = true,
                 _ => {}
             },
-            (Statement::Grant { .. } | Statement::Claim { .. }, _) => {}
+            (Statement::Settle { slot, epoch, .. }, Answer::Claimed(claimed))
+                if life.holds[slot].epoch() == Some(epoch) =>
+            {
+                let tokens = claimed.map(|attempt| attempt.map(|attempt| Token { epoch, attempt }));
+                self.on_settled(state, process, slot, tokens);
+            }
+            (Statement::Grant { .. } | Statement::Claim { .. } | Statement::Settle { .. }, _) => {}
         }
     }
 
@@ -301,8 +316,8 @@ impl Mesh {
         };
         let life = &mut state.lives[process];
         match flight.statement {
-            // Not held, until a look says otherwise.
-            Statement::Grant { .. } => {}
+            // Not held, until a look says otherwise. Not settled, and to be asked again.
+            Statement::Grant { .. } | Statement::Settle { .. } => {}
             Statement::Transfer { slot, epoch, to } => life.holds[slot] = Hold::InDoubt(epoch, to),
             Statement::Claim { slot, .. } => {
                 life.doubt[slot] = true;
@@ -385,36 +400,19 @@ impl Mesh {
         self.reopen(state, process, slot);
     }
 
-    /// What the unanswered claim took is found, and what has not arrived of it will change nothing any more
-    /// (`slot.claims_from`). Whatever Postgres holds as claimed under this epoch, and memory does not know, is given back.
-    fn settle(&self, state: &mut State, process: usize, slot: usize) {
+    /// Whatever Postgres holds as claimed under this epoch, and memory does not know, is given back.
+    fn on_settled(&self, state: &mut State, process: usize, slot: usize, claimed: [Option<Token>; TASKS]) {
         state.lives[process].doubt[slot] = false;
-        if self.variant != Variant::SettleByLockOnly {
-            let me = state.lives[process].me;
-            state.flights.retain(|flight| {
-                let claim = matches!(flight.statement, Statement::Claim { slot: other, .. } if other == slot);
-                flight.by != me || !claim
-            });
-        }
-        let Some(held) = state.lives[process].holds[slot].epoch() else {
-            return;
-        };
-        for task in (0..TASKS).filter(|task| slot_of(*task) == slot) {
-            if let Task::Open {
-                claim: Some(epoch),
-                attempt,
-                ..
-            } = state.rows.tasks[task]
+        for (task, token) in claimed.into_iter().enumerate() {
+            if let Some(token) = token
+                && state.lives[process].work[task].token() != Some(token)
             {
-                let token = Token { epoch, attempt };
-                if epoch == held && state.lives[process].work[task].token() != Some(token) {
-                    state.lives[process].work[task] = Work::Ending {
-                        token,
-                        what: What::Stray,
-                        unknown: false,
-                    };
-                    state.send(process, statement_of(task, token, What::Stray));
-                }
+                state.lives[process].work[task] = Work::Ending {
+                    token,
+                    what: What::Stray,
+                    unknown: false,
+                };
+                state.send(process, statement_of(task, token, What::Stray));
             }
         }
     }

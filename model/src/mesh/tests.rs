@@ -38,6 +38,19 @@ fn unknown_outcomes_and_statements_that_arrive_late() {
 }
 
 #[test]
+fn a_settling_without_an_answer() {
+    let bounds = Bounds {
+        nodes: 1,
+        losses: 2,
+        late: true,
+        split: true,
+        calm: true,
+        ..Bounds::QUIET
+    };
+    holds("settlings", bounds);
+}
+
+#[test]
 fn statements_between_their_locks_and_their_commit() {
     let bounds = Bounds {
         suspicions: 1,

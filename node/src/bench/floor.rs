@@ -12,7 +12,7 @@ use super::lab::{Database, Lab, spinner};
 use super::submit::BATCH;
 use super::{BenchArgs, Doing, Error, Result, drain};
 use crate::store::submit::Row;
-use crate::store::{Finish, Me, Probe, Registration};
+use crate::store::{Finish, Me, Probe, Registration, Ticket};
 
 /// Statements in flight.
 const IN_FLIGHT: usize = 2;
@@ -143,7 +143,12 @@ async fn lane(database: &Database, me: Me, slots: &[(Slot, Epoch)]) -> Result<us
                     room: ROOM,
                 })
                 .collect();
-            let claimed = database.store.claim(me, &probes).await.doing("claim")?.tasks;
+            let claimed = database
+                .store
+                .claim(me, Ticket(1), &probes)
+                .await
+                .doing("claim")?
+                .tasks;
             if claimed.is_empty() {
                 continue;
             }

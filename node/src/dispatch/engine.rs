@@ -25,7 +25,9 @@ use crate::context::{Context, Inner};
 use crate::failpoint::{self, droppable};
 use crate::handler::{Answer, Failure, Handler, Then};
 use crate::run::{self, Outcome};
-use crate::store::{ClaimAnswer, Error, Horizon, Me, ReadBack, Store, Token, TransactionCell};
+use crate::store::{
+    ClaimAnswer, Error, Horizon, Me, ReadBack, Settled, Store, Ticket, Token, TransactionCell,
+};
 use crate::task::{Claimed, TaskId};
 use crate::telemetry::{field, metric};
 use crate::upkeep::{self, Round};
@@ -57,7 +59,7 @@ pub(super) enum Event {
         outcome: Outcome,
     },
     Claimed {
-        number: u64,
+        ticket: Ticket,
         result: Result<ClaimAnswer, Error>,
     },
     Wrote {
@@ -80,6 +82,7 @@ pub(super) enum Event {
     },
     Due(Result<Vec<(Slot, i64)>, Error>),
     Promoted {
+        ticket: Ticket,
         slots: Vec<(Slot, Epoch)>,
         tasks: Vec<(TaskId, u8)>,
         unsure: Vec<(Slot, Epoch)>,
@@ -89,8 +92,9 @@ pub(super) enum Event {
         took: Duration,
     },
     Settled {
+        ticket: Ticket,
         slots: Vec<(Slot, Epoch, i64)>,
-        result: Result<Vec<Token>, Error>,
+        result: Result<Settled, Error>,
     },
 }
 
@@ -291,7 +295,7 @@ impl Engine {
             Event::Command(Command::Stop(stopped)) => return Some(stopped),
             Event::Command(command) => self.on_command(command),
             Event::Ran { run, outcome } => self.on_ran(run, outcome),
-            Event::Claimed { number, result } => self.on_claimed(number, result),
+            Event::Claimed { ticket, result } => self.on_claimed(ticket, result),
             Event::Wrote { batch, result } => self.on_wrote(batch, result),
             Event::Known { rows, result } => self.on_known(rows, result),
             Event::Noted { starts, mark, result } => self.on_noted(starts, mark, result),
@@ -304,9 +308,18 @@ impl Engine {
             }
             Event::News { full, result } => self.on_news(&full, result),
             Event::Due(result) => self.on_due(result),
-            Event::Promoted { slots, tasks, unsure } => self.on_promoted(slots, tasks, unsure),
+            Event::Promoted {
+                ticket,
+                slots,
+                tasks,
+                unsure,
+            } => self.on_promoted(ticket, slots, tasks, unsure),
             Event::Upkept { report, took } => self.on_upkept(report, took),
-            Event::Settled { slots, result } => self.on_settled(slots, result),
+            Event::Settled {
+                ticket,
+                slots,
+                result,
+            } => self.on_settled(ticket, slots, result),
         }
         None
     }

@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use ringmesh_ring::{Epoch, Key, SLOTS, Slot};
 
-use crate::store::{ClaimAnswer, Horizon, Probe, Token};
+use crate::store::{ClaimAnswer, Horizon, Probe, Ticket, Token};
 use crate::task::{Claimed, TaskId};
 
 /// Names a lane for its life; never reused.
@@ -70,7 +70,7 @@ pub(crate) struct Room {
 /// A claim to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    pub(crate) number: u64,
+    pub(crate) ticket: Ticket,
     pub(crate) urgent: bool,
     pub(crate) probes: Vec<Probe>,
 }
@@ -111,7 +111,7 @@ pub(crate) struct Lanes {
     seats: BTreeMap<RunId, Seat>,
     dirty: VecDeque<Slot>,
     urgent: VecDeque<Slot>,
-    claims: HashMap<u64, (Plan, i64)>,
+    claims: HashMap<Ticket, (Plan, i64)>,
     polls: VecDeque<(i64, i64)>,
     last_poll: Option<Horizon>,
     horizon: i64,
@@ -125,6 +125,7 @@ pub(crate) struct Lanes {
     /// The last claim was an urgent one: those of the oldest are next in turn.
     was_urgent: bool,
     next: u64,
+    last_ticket: Ticket,
 }
 
 #[derive(Debug)]
@@ -140,7 +141,7 @@ struct Owned {
     leaving: bool,
     start: i64,
     /// The claim in flight, and the lowest number that became claimable since it began.
-    claim: Option<u64>,
+    claim: Option<Ticket>,
     lowered: i64,
     pins: u32,
     /// More than 0: a claim's outcome is unknown; nothing is claimed until what it took is back.
@@ -209,12 +210,19 @@ impl Lanes {
             reserved_for_oldest: 0,
             was_urgent: false,
             next: 1,
+            last_ticket: Ticket(0),
         }
     }
 
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// For a claim or a promotion that is about to be sent.
+    pub(crate) fn ticket(&mut self) -> Ticket {
+        self.last_ticket.0 += 1;
+        self.last_ticket
     }
 
     fn owned(&mut self, slot: Slot) -> Option<&mut Owned> {
@@ -512,13 +520,13 @@ impl Lanes {
             return None;
         }
         slots.sort_unstable();
-        let number = self.number();
+        let ticket = self.ticket();
         let mut probes = Vec::with_capacity(slots.len());
         for (slot, room) in slots {
             let Some(owned) = self.slots[slot.index()].as_mut() else {
                 continue;
             };
-            owned.claim = Some(number);
+            owned.claim = Some(ticket);
             owned.lowered = i64::MAX;
             self.reserved += if urgent { URGENT_ROOM } else { room };
             self.reserved_for_oldest += if urgent { 0 } else { room };
@@ -531,16 +539,16 @@ impl Lanes {
             });
         }
         let plan = Plan {
-            number,
+            ticket,
             urgent,
             probes,
         };
-        self.claims.insert(number, (plan.clone(), self.horizon));
+        self.claims.insert(ticket, (plan.clone(), self.horizon));
         Some(plan)
     }
 
-    fn end_claim(&mut self, number: u64) -> Option<(Plan, i64)> {
-        let (plan, horizon) = self.claims.remove(&number)?;
+    fn end_claim(&mut self, ticket: Ticket) -> Option<(Plan, i64)> {
+        let (plan, horizon) = self.claims.remove(&ticket)?;
         for probe in &plan.probes {
             let room = usize::try_from(probe.room).unwrap_or(0);
             self.reserved -= if plan.urgent { URGENT_ROOM } else { room };
@@ -553,11 +561,11 @@ impl Lanes {
     /// moment (or the lease was over); those are left for the next tick, so that nothing turns without a pause.
     pub(crate) fn on_claim(
         &mut self,
-        number: u64,
+        ticket: Ticket,
         answer: ClaimAnswer,
         now: i64,
     ) -> (Vec<Return>, Vec<Slot>) {
-        let Some((plan, horizon)) = self.end_claim(number) else {
+        let Some((plan, horizon)) = self.end_claim(ticket) else {
             return Default::default();
         };
         let mut last: HashMap<Slot, i64> = HashMap::new();
@@ -575,7 +583,7 @@ impl Lanes {
             let Some(owned) = self.slots[probe.slot.index()].as_mut() else {
                 continue;
             };
-            if owned.claim != Some(number) {
+            if owned.claim != Some(ticket) {
                 continue;
             }
             let found = probed.get(&probe.slot).copied();
@@ -604,15 +612,15 @@ impl Lanes {
             back.extend(self.put(task, plan.urgent, now));
         }
         for probe in &plan.probes {
-            self.claim_over(probe.slot, number);
+            self.claim_over(probe.slot, ticket);
         }
         (back, missing)
     }
 
     /// A claim came to nothing. If its outcome is unknown, its slots are in doubt until [`Lanes::resolve`]; they are in the
     /// answer, each with the number from which it looked.
-    pub(crate) fn on_claim_failed(&mut self, number: u64, unknown: bool) -> Vec<(Slot, Epoch, i64)> {
-        let Some((plan, _)) = self.end_claim(number) else {
+    pub(crate) fn on_claim_failed(&mut self, ticket: Ticket, unknown: bool) -> Vec<(Slot, Epoch, i64)> {
+        let Some((plan, _)) = self.end_claim(ticket) else {
             return Vec::new();
         };
         let mut doubtful = Vec::new();
@@ -620,7 +628,7 @@ impl Lanes {
             let Some(owned) = self.slots[probe.slot.index()].as_mut() else {
                 continue;
             };
-            if owned.claim != Some(number) {
+            if owned.claim != Some(ticket) {
                 continue;
             }
             owned.dirty = true;
@@ -629,16 +637,16 @@ impl Lanes {
                 owned.doubts += 1;
                 doubtful.push((probe.slot, probe.epoch, probe.start));
             }
-            self.claim_over(probe.slot, number);
+            self.claim_over(probe.slot, ticket);
         }
         doubtful
     }
 
-    fn claim_over(&mut self, slot: Slot, number: u64) {
+    fn claim_over(&mut self, slot: Slot, ticket: Ticket) {
         let Some(owned) = self.slots[slot.index()].as_mut() else {
             return;
         };
-        if owned.claim != Some(number) {
+        if owned.claim != Some(ticket) {
             return;
         }
         owned.claim = None;

@@ -34,10 +34,14 @@ struct Row {
 /// What a statement is about to do, or has done without its answer being heard yet.
 #[derive(Debug)]
 enum Step {
-    Claim(Plan),
-    Claimed(u64, ClaimAnswer),
-    ClaimLost(u64),
-    Settle(Vec<(Slot, Epoch, i64)>),
+    Claim {
+        plan: Plan,
+        /// Its node waits for the answer. Otherwise it was given up, and is still on its way.
+        awaited: bool,
+    },
+    Claimed(Ticket, ClaimAnswer),
+    ClaimLost(Ticket),
+    Settle(Ticket, Vec<(Slot, Epoch, i64)>),
     Note(i16, Vec<Start>),
     Finish(Start),
     Finished(Start),
@@ -45,8 +49,14 @@ enum Step {
     Back(LaneId, Token),
     Settled(LaneId, Token),
     Poll(Horizon),
-    Promote(Slot, Epoch),
+    Promote {
+        ticket: Ticket,
+        slot: Slot,
+        epoch: Epoch,
+        awaited: bool,
+    },
     Promoted {
+        ticket: Ticket,
         slot: Slot,
         epoch: Epoch,
         ids: Vec<i64>,
@@ -59,6 +69,7 @@ struct World {
     rows: BTreeMap<i64, Row>,
     held: BTreeMap<usize, i64>,
     epochs: BTreeMap<Slot, Epoch>,
+    settled: BTreeMap<Slot, Ticket>,
     running: Vec<Start>,
     steps: Vec<Step>,
     /// Open transactions of submits: their number, and their task's.
@@ -84,6 +95,7 @@ impl World {
             rows: BTreeMap::new(),
             held: BTreeMap::new(),
             epochs: BTreeMap::new(),
+            settled: BTreeMap::new(),
             running: Vec::new(),
             steps: Vec::new(),
             open: BTreeMap::new(),
@@ -106,6 +118,7 @@ impl World {
         self.running.retain(|start| !gone.contains(&start.run));
         let epoch = epoch.next();
         self.epochs.insert(slot, epoch);
+        self.settled.remove(&slot);
         self.lanes.grant(slot, epoch);
     }
 
@@ -142,7 +155,7 @@ impl World {
     fn claim(&mut self, plan: &Plan) -> ClaimAnswer {
         let mut answer = ClaimAnswer::default();
         for probe in &plan.probes {
-            if self.epochs[&probe.slot] != probe.epoch {
+            if !self.admits(probe.slot, probe.epoch, plan.ticket) {
                 continue;
             }
             let due: Vec<i64> = self
@@ -222,6 +235,10 @@ impl World {
         answer
     }
 
+    fn admits(&self, slot: Slot, epoch: Epoch, ticket: Ticket) -> bool {
+        self.epochs[&slot] == epoch && self.settled.get(&slot).is_none_or(|settled| *settled < ticket)
+    }
+
     fn holds(&self, token: Token) -> bool {
         self.epochs[&token.id.slot] == token.epoch
             && self
@@ -250,31 +267,41 @@ impl World {
         }
         let step = self.steps.swap_remove(choice % self.steps.len());
         match step {
-            Step::Claim(plan) => {
-                let lost = choice % 7 == 3;
-                let answer = if lost && choice % 2 == 0 {
-                    ClaimAnswer::default()
-                } else {
-                    self.claim(&plan)
-                };
-                let number = plan.number;
-                self.steps.push(if lost {
-                    Step::ClaimLost(number)
-                } else {
-                    Step::Claimed(number, answer)
-                });
+            Step::Claim { plan, awaited: false } => {
+                self.claim(&plan);
             }
-            Step::Claimed(number, answer) => {
-                let (back, _) = self.lanes.on_claim(number, answer, self.time as i64);
-                self.back(back);
-            }
-            Step::ClaimLost(number) => {
-                let doubtful = self.lanes.on_claim_failed(number, true);
-                if !doubtful.is_empty() {
-                    self.steps.push(Step::Settle(doubtful));
+            Step::Claim { plan, awaited: true } => {
+                let ticket = plan.ticket;
+                if choice % 7 == 3 {
+                    self.steps.push(Step::ClaimLost(ticket));
+                    if choice % 2 == 0 {
+                        let awaited = false;
+                        self.steps.push(Step::Claim { plan, awaited });
+                    } else {
+                        self.claim(&plan);
+                    }
+                } else {
+                    let answer = self.claim(&plan);
+                    self.steps.push(Step::Claimed(ticket, answer));
                 }
             }
-            Step::Settle(slots) => {
+            Step::Claimed(ticket, answer) => {
+                let (back, _) = self.lanes.on_claim(ticket, answer, self.time as i64);
+                self.back(back);
+            }
+            Step::ClaimLost(ticket) => {
+                let doubtful = self.lanes.on_claim_failed(ticket, true);
+                if !doubtful.is_empty() {
+                    self.steps.push(Step::Settle(ticket, doubtful));
+                }
+            }
+            Step::Settle(ticket, slots) => {
+                for (slot, epoch, _) in &slots {
+                    if self.epochs[slot] == *epoch {
+                        let settled = self.settled.entry(*slot).or_insert(ticket);
+                        *settled = ticket.max(*settled);
+                    }
+                }
                 let tokens = self
                     .rows
                     .iter()
@@ -345,22 +372,41 @@ impl World {
             Step::Settled(0, token) => self.lanes.resolve(token.id.slot, token.epoch),
             Step::Settled(lane, token) => self.lanes.settled(lane, token),
             Step::Poll(poll) => self.lanes.on_horizon(poll),
-            Step::Promote(slot, epoch) => {
+            Step::Promote {
+                ticket,
+                slot,
+                epoch,
+                awaited,
+            } => {
+                let late = awaited && choice % 6 == 0;
+                let admitted = !late && self.admits(slot, epoch, ticket);
                 let mut ids = Vec::new();
                 for (id, row) in &mut self.rows {
-                    if row.waits && slot_of(row.key) == slot && self.epochs[&slot] == epoch {
+                    if admitted && row.waits && slot_of(row.key) == slot {
                         row.waits = false;
                         ids.push(*id);
                     }
                 }
-                self.steps.push(Step::Promoted {
-                    slot,
-                    epoch,
-                    ids,
-                    lost: choice % 3 == 0,
-                });
+                if late {
+                    self.steps.push(Step::Promote {
+                        ticket,
+                        slot,
+                        epoch,
+                        awaited: false,
+                    });
+                }
+                if awaited {
+                    self.steps.push(Step::Promoted {
+                        ticket,
+                        slot,
+                        epoch,
+                        ids,
+                        lost: choice % 3 == 0,
+                    });
+                }
             }
             Step::Promoted {
+                ticket,
                 slot,
                 epoch,
                 ids,
@@ -372,7 +418,8 @@ impl World {
                 self.lanes.unpin(slot);
                 if lost {
                     self.lanes.doubt(slot);
-                    self.steps.push(Step::Settle(vec![(slot, epoch, i64::MAX)]));
+                    self.steps
+                        .push(Step::Settle(ticket, vec![(slot, epoch, i64::MAX)]));
                     return;
                 }
                 for id in ids {
@@ -450,7 +497,8 @@ impl World {
             3 => self.commit(choice, choice % 2 == 0),
             4 | 5 => {
                 if let Some(plan) = self.lanes.plan() {
-                    self.steps.push(Step::Claim(plan));
+                    let awaited = true;
+                    self.steps.push(Step::Claim { plan, awaited });
                 }
             }
             6..=9 => self.step(choice),
@@ -513,7 +561,12 @@ impl World {
         for place in PLACES {
             let slot = Slot::new(place).unwrap();
             self.lanes.pin(slot);
-            self.steps.push(Step::Promote(slot, self.epochs[&slot]));
+            self.steps.push(Step::Promote {
+                ticket: self.lanes.ticket(),
+                slot,
+                epoch: self.epochs[&slot],
+                awaited: true,
+            });
         }
     }
 
@@ -633,7 +686,7 @@ proptest! {
 
 fn answer(world: &mut World, plan: Plan) {
     let answer = world.claim(&plan);
-    let (back, _) = world.lanes.on_claim(plan.number, answer, 0);
+    let (back, _) = world.lanes.on_claim(plan.ticket, answer, 0);
     assert!(back.is_empty());
 }
 
@@ -733,7 +786,7 @@ fn priority_orders_between_keys_and_waiting_makes_up_for_it() {
     };
     task(1, 0, 0);
     task(2, 9, 45_001);
-    lanes.on_claim_failed(plan.number, false);
+    lanes.on_claim_failed(plan.ticket, false);
     assert_eq!(lanes.take().unwrap().task.id.number, 1);
 }
 
@@ -778,7 +831,7 @@ fn a_flood_of_urgent_tasks_does_not_keep_the_others_out_of_memory() {
             while let Some(plan) = world.lanes.plan() {
                 urgent_claims += usize::from(plan.urgent);
                 let answer = world.claim(&plan);
-                world.lanes.on_claim(plan.number, answer, round * 10);
+                world.lanes.on_claim(plan.ticket, answer, round * 10);
             }
             // One ends, another one comes.
             let start = world.lanes.take().unwrap();

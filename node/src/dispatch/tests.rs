@@ -387,6 +387,7 @@ async fn a_lost_slot_is_forgotten_and_nothing_of_its_runs_is_written() {
         .store
         .claim(
             other,
+            crate::store::Ticket(1),
             &[crate::store::Probe {
                 slot: taken[0].0,
                 epoch: taken[0].1,
@@ -594,14 +595,18 @@ async fn what_a_hold_hid_starts_before_what_was_submitted_after_the_hold_was_lif
     lanes.grant(slot, granted[0].1);
     let plan = lanes.plan().unwrap();
     let plan = if plan.urgent {
-        let answer = db.store.claim_urgent(me, &plan.probes).await.unwrap();
-        lanes.on_claim(plan.number, answer, 0);
+        let answer = db
+            .store
+            .claim_urgent(me, plan.ticket, &plan.probes)
+            .await
+            .unwrap();
+        lanes.on_claim(plan.ticket, answer, 0);
         lanes.plan().unwrap()
     } else {
         plan
     };
-    let answer = db.store.claim(me, &plan.probes).await.unwrap();
-    lanes.on_claim(plan.number, answer, 0);
+    let answer = db.store.claim(me, plan.ticket, &plan.probes).await.unwrap();
+    lanes.on_claim(plan.ticket, answer, 0);
     let start = lanes.take().unwrap();
     assert_eq!(start.task.id, head);
     lanes.close(start.lane, Some(start.run));
@@ -621,15 +626,15 @@ async fn what_a_hold_hid_starts_before_what_was_submitted_after_the_hold_was_lif
     }
     lanes.mark(slot, false);
     let plan = lanes.plan().unwrap();
-    let answer = db.store.claim(me, &plan.probes).await.unwrap();
+    let answer = db.store.claim(me, plan.ticket, &plan.probes).await.unwrap();
     assert!(answer.tasks.is_empty());
-    lanes.on_claim(plan.number, answer, 0);
+    lanes.on_claim(plan.ticket, answer, 0);
 
     assert!(db.another().cancel(head).await.unwrap());
     db.submit("noop", "k", "1").await;
     lanes.mark(slot, false);
     let plan = lanes.plan().unwrap();
-    let answer = db.store.claim(me, &plan.probes).await.unwrap();
-    lanes.on_claim(plan.number, answer, 0);
+    let answer = db.store.claim(me, plan.ticket, &plan.probes).await.unwrap();
+    lanes.on_claim(plan.ticket, answer, 0);
     assert_eq!(lanes.take().unwrap().task.id, hidden);
 }

@@ -278,18 +278,23 @@ async fn a_claim_takes_what_the_model_takes_and_changes_nothing_else() {
         strangers.push((gone, &probes));
         for (who, probes) in strangers {
             let answer = if urgent {
-                world.db.store.claim_urgent(who, probes).await.unwrap()
+                world.db.store.claim_urgent(who, Ticket(1), probes).await.unwrap()
             } else {
-                world.db.store.claim(who, probes).await.unwrap()
+                world.db.store.claim(who, Ticket(1), probes).await.unwrap()
             };
             assert!(answer.tasks.is_empty() && answer.probed.is_empty(), "{who:?}");
         }
         world.check(Case::row).await;
 
         let answer = if urgent {
-            world.db.store.claim_urgent(world.me, &probes).await.unwrap()
+            world
+                .db
+                .store
+                .claim_urgent(world.me, Ticket(1), &probes)
+                .await
+                .unwrap()
         } else {
-            world.db.store.claim(world.me, &probes).await.unwrap()
+            world.db.store.claim(world.me, Ticket(1), &probes).await.unwrap()
         };
         let claimed: Vec<i64> = answer.tasks.iter().map(|task| task.id.number).collect();
         let expected: Vec<i64> = world
@@ -326,7 +331,7 @@ async fn a_promotion_makes_due_what_is_due_and_nothing_else() {
     let promoted = world
         .db
         .store
-        .promote(world.me, &slots, EVERYTHING)
+        .promote(world.me, Ticket(1), &slots, EVERYTHING)
         .await
         .unwrap();
     let is_promoted = |case: &Case| case.wait == Wait::Past && case.place == Place::Mine;
@@ -366,7 +371,7 @@ async fn rows_of_nodes_come_and_go_and_no_task_changes() {
         world
             .db
             .store
-            .claim(world.me, &probes)
+            .claim(world.me, Ticket(1), &probes)
             .await
             .unwrap()
             .probed
@@ -388,7 +393,14 @@ async fn rows_of_nodes_come_and_go_and_no_task_changes() {
         epoch: Epoch(NOW + 1),
         ..probes[0]
     };
-    let claimed = world.db.store.claim(again, &[probe]).await.unwrap().tasks.len();
+    let claimed = world
+        .db
+        .store
+        .claim(again, Ticket(1), &[probe])
+        .await
+        .unwrap()
+        .tasks
+        .len();
     let open = world
         .cases
         .values()

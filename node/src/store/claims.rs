@@ -33,6 +33,11 @@ impl Claimed {
     }
 }
 
+/// The place of a claim or promotion among those of its node's life. A slot refuses those up to the one that its owner
+/// settled, see [`Store::settle`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub i64);
+
 /// Where to look for due tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
@@ -64,6 +69,15 @@ pub struct ClaimAnswer {
     pub tasks: Vec<Claimed>,
     /// The slots that were ours.
     pub probed: Vec<Probed>,
+}
+
+/// What is certain of slots after claims or promotions without an answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// The slots for which it is. A slot that is missing is not ours, or the lease was over.
+    pub slots: Vec<Slot>,
+    /// What Postgres holds as claimed in them.
+    pub claimed: Vec<Token>,
 }
 
 /// How a task ends.
@@ -236,11 +250,11 @@ impl Error {
 }
 
 impl Store {
-    /// Claims due tasks, oldest first. A slot that is missing in `probed` was not ours, or the lease was over.
+    /// Claims due tasks, oldest first. A slot that is missing in `probed` was not ours, or was settled, or the lease was over.
     ///
     /// # Errors
     /// `Unknown`: tasks may have been claimed; [`Store::settle`] finds them.
-    pub async fn claim(&self, me: Me, probes: &[Probe]) -> Result<ClaimAnswer, Error> {
+    pub async fn claim(&self, me: Me, ticket: Ticket, probes: &[Probe]) -> Result<ClaimAnswer, Error> {
         let ProbeColumns(slots, epochs, starts, rooms) = probe_columns(probes);
         let rows = sqlx::query_file!(
             "src/store/sql/claim.sql",
@@ -249,7 +263,8 @@ impl Store {
             &slots,
             &epochs,
             &starts,
-            &rooms
+            &rooms,
+            ticket.0
         )
         .fetch_all(&self.hot)
         .await?;
@@ -260,7 +275,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::claim`].
-    pub async fn claim_urgent(&self, me: Me, probes: &[Probe]) -> Result<ClaimAnswer, Error> {
+    pub async fn claim_urgent(&self, me: Me, ticket: Ticket, probes: &[Probe]) -> Result<ClaimAnswer, Error> {
         let ProbeColumns(slots, epochs, starts, rooms) = probe_columns(probes);
         let rows = sqlx::query_file!(
             "src/store/sql/claim_urgent.sql",
@@ -269,7 +284,8 @@ impl Store {
             &slots,
             &epochs,
             &starts,
-            &rooms
+            &rooms,
+            ticket.0
         )
         .fetch_all(&self.hot)
         .await?;
@@ -439,10 +455,11 @@ impl Store {
     /// Makes scheduled tasks due whose time has come, at most so many per slot.
     ///
     /// # Errors
-    /// `Unknown`: some may be due now; a full probe finds them.
+    /// `Unknown`: some may be due now, or soon, unless their slots are [settled](Store::settle); a full probe finds them.
     pub async fn promote(
         &self,
         me: Me,
+        ticket: Ticket,
         slots: &[(Slot, Epoch)],
         per_slot: i32,
     ) -> Result<Vec<(TaskId, u8)>, Error> {
@@ -453,7 +470,8 @@ impl Store {
             me.boot,
             &slots,
             &epochs,
-            per_slot
+            per_slot,
+            ticket.0
         )
         .fetch_all(&self.hot)
         .await?;
@@ -602,26 +620,39 @@ impl Store {
         Ok(rows.into_iter().filter_map(|row| slot(row.slot)).collect())
     }
 
-    /// What Postgres holds as claimed under these epochs, each from a number on, after every statement about these slots
-    /// that still runs on the server has ended: what an unanswered claim took that looked from there on is in the answer for
-    /// certain.
+    /// Shuts slots to claims and promotions up to a ticket: those that run end first, and those that arrive later are refused.
+    /// Then reads what Postgres holds as claimed under these epochs, each from a number on. So what a claim took that
+    /// gave no answer, and looked from there on, is in the answer for certain.
     ///
     /// # Errors
-    /// Nothing was to change.
-    pub async fn settle(&self, me: Me, slots: &[(Slot, Epoch, i64)]) -> Result<Vec<Token>, Error> {
-        let mut session = self.pool.begin().await?;
+    /// `Unknown`: slots may be shut, which only matters for claims up to the ticket. Settle again.
+    pub async fn settle(
+        &self,
+        me: Me,
+        ticket: Ticket,
+        slots: &[(Slot, Epoch, i64)],
+    ) -> Result<Settled, Error> {
         let numbers: Vec<i32> = slots.iter().map(|(slot, _, _)| i32::from(*slot)).collect();
         let epochs: Vec<i64> = slots.iter().map(|(_, epoch, _)| epoch.0).collect();
         let starts: Vec<i64> = slots.iter().map(|(_, _, start)| *start).collect();
-        sqlx::query_file!("src/store/sql/lock_slots.sql", me.incarnation.0, &numbers)
-            .fetch_all(&mut session)
-            .await?;
+        let mut session = self.pool.begin().await?;
+        let shut = sqlx::query_file!(
+            "src/store/sql/settle.sql",
+            me.incarnation.0,
+            me.boot,
+            &numbers,
+            &epochs,
+            ticket.0
+        )
+        .fetch_all(&mut session)
+        .await?;
         // A statement of its own, so that its snapshot is younger than the locks.
-        let rows = sqlx::query_file!("src/store/sql/claimed.sql", &numbers, &epochs, &starts)
+        let claimed = sqlx::query_file!("src/store/sql/claimed.sql", &numbers, &epochs, &starts)
             .fetch_all(&mut session)
             .await?;
         session.commit().await?;
-        Ok(rows
+        let slots: Vec<Slot> = shut.into_iter().filter_map(|row| slot(row.slot)).collect();
+        let claimed = claimed
             .into_iter()
             .filter_map(|row| {
                 Some(Token {
@@ -630,7 +661,9 @@ impl Store {
                     attempt: row.attempt,
                 })
             })
-            .collect())
+            .filter(|token| slots.contains(&token.id.slot))
+            .collect();
+        Ok(Settled { slots, claimed })
     }
 
     /// For the start of probes; see `horizon.sql`.

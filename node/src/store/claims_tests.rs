@@ -51,6 +51,7 @@ async fn a_stale_owner_can_neither_claim_nor_write() {
         .store
         .claim(
             old,
+            Ticket(1),
             &[Probe {
                 room: 4,
                 ..probe(slot, epoch, 0)
@@ -62,7 +63,11 @@ async fn a_stale_owner_can_neither_claim_nor_write() {
     assert_eq!(tasks.len(), 4);
     let new = db.node("new", Duration::from_secs(600)).await;
     let epoch2 = db.take(new, &[slot]).await[0].1;
-    let answer = db.store.claim(old, &[probe(slot, epoch, 0)]).await.unwrap();
+    let answer = db
+        .store
+        .claim(old, Ticket(1), &[probe(slot, epoch, 0)])
+        .await
+        .unwrap();
     assert!(answer.tasks.is_empty() && answer.probed.is_empty());
     let task = tasks.remove(0);
     assert!(db.store.finish(old, &[succeed(&task)]).await.unwrap().is_empty());
@@ -84,13 +89,17 @@ async fn a_stale_owner_can_neither_claim_nor_write() {
     );
     assert!(
         db.store
-            .promote(old, &[(slot, epoch)], 10)
+            .promote(old, Ticket(1), &[(slot, epoch)], 10)
             .await
             .unwrap()
             .is_empty()
     );
     // The new owner sees that they were claimed and lost.
-    let answer = db.store.claim(new, &[probe(slot, epoch2, 0)]).await.unwrap();
+    let answer = db
+        .store
+        .claim(new, Ticket(1), &[probe(slot, epoch2, 0)])
+        .await
+        .unwrap();
     assert_eq!(
         answer.tasks.iter().map(|task| task.lost).collect::<Vec<_>>(),
         [true, true, true, true, false]
@@ -105,7 +114,11 @@ async fn a_node_whose_lease_is_over_writes_nothing_and_its_claim_says_so() {
     let me = db.node("a", Duration::ZERO).await;
     let epoch = db.take(me, &[slot]).await[0].1;
     db.submit("noop", "k", "1").await;
-    let answer = db.store.claim(me, &[probe(slot, epoch, 0)]).await.unwrap();
+    let answer = db
+        .store
+        .claim(me, Ticket(1), &[probe(slot, epoch, 0)])
+        .await
+        .unwrap();
     assert!(
         answer.tasks.is_empty() && answer.probed.is_empty(),
         "no row for a slot that was not looked at"
@@ -125,7 +138,10 @@ async fn overlapping_claims_never_take_a_task_twice() {
         room: 30,
         ..probe(slot, granted[0].1, 0)
     }];
-    let (one, two) = tokio::join!(left.claim(me, &probes), right.claim(me, &probes));
+    let (one, two) = tokio::join!(
+        left.claim(me, Ticket(1), &probes),
+        right.claim(me, Ticket(1), &probes)
+    );
     let mut all = numbers(&one.unwrap());
     all.extend(numbers(&two.unwrap()));
     let count = all.len();
@@ -144,7 +160,7 @@ async fn a_finish_under_an_older_attempt_does_nothing() {
     let id = db.submit("noop", "k", "1").await;
     let first = db
         .store
-        .claim(me, &[probe(slot, epoch, 0)])
+        .claim(me, Ticket(1), &[probe(slot, epoch, 0)])
         .await
         .unwrap()
         .tasks
@@ -152,7 +168,7 @@ async fn a_finish_under_an_older_attempt_does_nothing() {
     assert_eq!(db.store.give_back(me, &[first.token()]).await.unwrap(), [id]);
     let second = db
         .store
-        .claim(me, &[probe(slot, epoch, 0)])
+        .claim(me, Ticket(1), &[probe(slot, epoch, 0)])
         .await
         .unwrap()
         .tasks
@@ -188,7 +204,7 @@ async fn of_a_finish_and_a_cancel_exactly_one_wins() {
         let id = db.submit("noop", "k", "1").await;
         let task = db
             .store
-            .claim(me, &[probe(slot, epoch, 0)])
+            .claim(me, Ticket(1), &[probe(slot, epoch, 0)])
             .await
             .unwrap()
             .tasks
@@ -214,10 +230,10 @@ async fn a_retry_holds_its_key_until_its_head_ends() {
     let (me, granted) = db.owner("a", &[slot]).await;
     let at = [probe(slot, granted[0].1, 0)];
     let first = db.submit("noop", "k", "1").await;
-    let task = db.store.claim(me, &at).await.unwrap().tasks.remove(0);
+    let task = db.store.claim(me, Ticket(1), &at).await.unwrap().tasks.remove(0);
     db.store.retry(me, &[retry(&task, Duration::ZERO)]).await.unwrap();
     let second = db.submit("noop", "k", "1").await;
-    let answer = db.store.claim(me, &at).await.unwrap();
+    let answer = db.store.claim(me, Ticket(1), &at).await.unwrap();
     assert!(answer.tasks.is_empty(), "the head waits, and nothing passes it");
     assert_eq!(
         answer.probed,
@@ -228,12 +244,15 @@ async fn a_retry_holds_its_key_until_its_head_ends() {
         }]
     );
     assert_eq!(db.store.next_due(&[slot]).await.unwrap().len(), 1);
-    assert_eq!(db.store.promote(me, &granted, 10).await.unwrap(), [(first, 0)]);
-    let head = db.store.claim(me, &at).await.unwrap().tasks;
+    assert_eq!(
+        db.store.promote(me, Ticket(1), &granted, 10).await.unwrap(),
+        [(first, 0)]
+    );
+    let head = db.store.claim(me, Ticket(1), &at).await.unwrap().tasks;
     assert_eq!(head.iter().map(|task| task.id).collect::<Vec<_>>(), [first]);
     assert!(head[0].head && head[0].failures == 1 && !head[0].lost);
     db.store.finish(me, &[succeed(&head[0])]).await.unwrap();
-    let answer = db.store.claim(me, &at).await.unwrap();
+    let answer = db.store.claim(me, Ticket(1), &at).await.unwrap();
     assert_eq!(numbers(&answer), [second.number]);
     assert!(!answer.tasks[0].head && !answer.probed[0].holds);
 }
@@ -245,7 +264,7 @@ async fn what_was_moved_behind_a_held_key_comes_back_in_order() {
     let (me, granted) = db.owner("a", &[slot]).await;
     let at = [probe(slot, granted[0].1, 0)];
     let head = db.submit("noop", "k", "1").await;
-    let task = db.store.claim(me, &at).await.unwrap().tasks.remove(0);
+    let task = db.store.claim(me, Ticket(1), &at).await.unwrap().tasks.remove(0);
     db.store
         .retry(me, &[retry(&task, Duration::from_secs(3600))])
         .await
@@ -258,7 +277,7 @@ async fn what_was_moved_behind_a_held_key_comes_back_in_order() {
     assert_eq!(db.store.move_behind(me, &granted).await.unwrap(), 3);
     assert!(db.store.cancel(head).await.unwrap());
     later.push(db.submit("noop", "k", "1").await.number);
-    let answer = db.store.claim(me, &at).await.unwrap();
+    let answer = db.store.claim(me, Ticket(1), &at).await.unwrap();
     assert!(
         answer.tasks.is_empty(),
         "the one that was not moved must not overtake"
@@ -266,9 +285,9 @@ async fn what_was_moved_behind_a_held_key_comes_back_in_order() {
     assert!(db.store.holds(&[slot]).await.unwrap()[0].lifting);
     assert!(db.store.lift_done(me, &granted).await.unwrap().is_empty());
     assert_eq!(db.store.lift_behind(me, &granted).await.unwrap(), 3);
-    assert!(db.store.claim(me, &at).await.unwrap().tasks.is_empty());
+    assert!(db.store.claim(me, Ticket(1), &at).await.unwrap().tasks.is_empty());
     assert_eq!(db.store.lift_done(me, &granted).await.unwrap(), [slot]);
-    assert_eq!(numbers(&db.store.claim(me, &at).await.unwrap()), later);
+    assert_eq!(numbers(&db.store.claim(me, Ticket(1), &at).await.unwrap()), later);
 }
 
 #[tokio::test]
@@ -297,7 +316,12 @@ async fn only_a_loss_of_the_one_suspect_that_runs_alone_counts_as_a_crash() {
     db.submit("noop", "k", "1").await;
     let mut seen = Vec::new();
     for (name, mark) in [("n1", 0), ("n2", 1), ("n3", 2), ("n4", 0)] {
-        let tasks = db.store.claim(me, &[probe(slot, epoch, 0)]).await.unwrap().tasks;
+        let tasks = db
+            .store
+            .claim(me, Ticket(1), &[probe(slot, epoch, 0)])
+            .await
+            .unwrap()
+            .tasks;
         seen.push(
             tasks
                 .iter()
@@ -318,7 +342,12 @@ async fn only_a_loss_of_the_one_suspect_that_runs_alone_counts_as_a_crash() {
         me = db.node(name, Duration::from_secs(600)).await;
         epoch = db.take(me, &[slot]).await[0].1;
     }
-    let tasks = db.store.claim(me, &[probe(slot, epoch, 0)]).await.unwrap().tasks;
+    let tasks = db
+        .store
+        .claim(me, Ticket(1), &[probe(slot, epoch, 0)])
+        .await
+        .unwrap()
+        .tasks;
     seen.push(
         tasks
             .iter()
@@ -344,10 +373,10 @@ async fn kinds_that_are_not_known_hold_their_keys_and_come_back() {
     let (me, granted) = db.owner("a", &[slot]).await;
     let at = [probe(slot, granted[0].1, 0)];
     let id = db.submit("strange", "k", "1").await;
-    let task = db.store.claim(me, &at).await.unwrap().tasks.remove(0);
+    let task = db.store.claim(me, Ticket(1), &at).await.unwrap().tasks.remove(0);
     assert_eq!(db.store.set_aside(me, &[task.token()]).await.unwrap(), [id]);
     let later = db.submit("noop", "k", "1").await;
-    assert!(db.store.claim(me, &at).await.unwrap().tasks.is_empty());
+    assert!(db.store.claim(me, Ticket(1), &at).await.unwrap().tasks.is_empty());
     assert!(
         db.store
             .take_up_kinds(me, &granted, &["noop".to_owned()])
@@ -362,10 +391,13 @@ async fn kinds_that_are_not_known_hold_their_keys_and_come_back() {
             .unwrap(),
         [id]
     );
-    let head = db.store.claim(me, &at).await.unwrap().tasks.remove(0);
+    let head = db.store.claim(me, Ticket(1), &at).await.unwrap().tasks.remove(0);
     assert_eq!((head.id, head.head), (id, true));
     db.store.finish(me, &[succeed(&head)]).await.unwrap();
-    assert_eq!(numbers(&db.store.claim(me, &at).await.unwrap()), [later.number]);
+    assert_eq!(
+        numbers(&db.store.claim(me, Ticket(1), &at).await.unwrap()),
+        [later.number]
+    );
 }
 
 #[tokio::test]
@@ -381,7 +413,7 @@ async fn urgent_tasks_come_with_those_of_their_key_before_them() {
         ..probe(slot, granted[0].1, 0)
     }];
     assert_eq!(db.store.news(&at).await.unwrap(), [(slot, true)]);
-    let answer = db.store.claim_urgent(me, &at).await.unwrap();
+    let answer = db.store.claim_urgent(me, Ticket(1), &at).await.unwrap();
     assert_eq!(numbers(&answer), [first.number, urgent.number]);
     assert_eq!(db.store.news(&at).await.unwrap(), [(slot, false)]);
 }
@@ -415,26 +447,26 @@ async fn what_an_unanswered_claim_took_is_found() {
     db.submit("noop", "k", "1").await;
     let task = db
         .store
-        .claim(me, &[probe(slot, granted[0].1, 0)])
+        .claim(me, Ticket(1), &[probe(slot, granted[0].1, 0)])
         .await
         .unwrap()
         .tasks
         .remove(0);
     let (slot, epoch) = granted[0];
-    assert_eq!(
-        db.store
-            .settle(me, &[(slot, epoch, task.id.number)])
+    for (start, claimed) in [(task.id.number, vec![task.token()]), (task.id.number + 1, vec![])] {
+        let settled = db
+            .store
+            .settle(me, Ticket(1), &[(slot, epoch, start)])
             .await
-            .unwrap(),
-        [task.token()]
-    );
-    assert_eq!(
-        db.store
-            .settle(me, &[(slot, epoch, task.id.number + 1)])
-            .await
-            .unwrap(),
-        []
-    );
+            .unwrap();
+        assert_eq!(
+            settled,
+            Settled {
+                slots: vec![slot],
+                claimed
+            }
+        );
+    }
 }
 
 #[tokio::test]
@@ -445,7 +477,7 @@ async fn a_result_that_postgres_refuses_is_told_from_an_outage() {
     db.submit("noop", "k", "1").await;
     let task = db
         .store
-        .claim(me, &[probe(slot, granted[0].1, 0)])
+        .claim(me, Ticket(1), &[probe(slot, granted[0].1, 0)])
         .await
         .unwrap()
         .tasks

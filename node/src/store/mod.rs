@@ -22,6 +22,8 @@ mod retention;
 #[cfg(test)]
 mod scale_tests;
 mod session;
+#[cfg(test)]
+mod settle_races_tests;
 mod slots;
 pub(crate) mod submit;
 #[cfg(test)]
@@ -327,7 +329,9 @@ async fn to_its_end<T: Send + 'static>(
         .unwrap_or_else(|ended| Err(Error::Unknown(sqlx::Error::Io(std::io::Error::other(ended)))))
 }
 
-pub use claims::{ClaimAnswer, Finish, Holds, Horizon, Probe, Probed, ReadBack, Retry, Token};
+pub use claims::{
+    ClaimAnswer, Finish, Holds, Horizon, Probe, Probed, ReadBack, Retry, Settled, Ticket, Token,
+};
 pub use lease::{Answer, FenceKind, Fencing, LeaseSession, Peer, Registration, Renewal};
 pub use migrate::{MigrateError, known as known_migration};
 pub(crate) use session::Backend;

@@ -94,7 +94,7 @@ pub(super) async fn claim(db: &Database, me: Me, slot: Slot, epoch: Epoch) -> Ve
         start: 0,
         room: 100,
     };
-    db.store.claim(me, &[probe]).await.unwrap().tasks
+    db.store.claim(me, Ticket(1), &[probe]).await.unwrap().tasks
 }
 
 #[tokio::test]
@@ -495,7 +495,7 @@ async fn of_tasks_that_are_due_at_one_time_the_lowest_numbers_come_first() {
     .await;
     let mut first: Vec<i64> = db
         .store
-        .promote(me, &granted, 10)
+        .promote(me, Ticket(1), &granted, 10)
         .await
         .unwrap()
         .into_iter()

@@ -93,8 +93,8 @@ async fn tasks_that_are_due_in_future_cost_claims_and_promotions_nothing() {
     // A session whose plans were made while the table was empty keeps them.
     let early = world.db.another();
     let (me, granted, probes) = (world.me, world.granted.clone(), world.probes(8));
-    early.claim(me, &probes).await.unwrap();
-    early.promote(me, &granted, 8).await.unwrap();
+    early.claim(me, Ticket(1), &probes).await.unwrap();
+    early.promote(me, Ticket(1), &granted, 8).await.unwrap();
     let rows = rows();
     world
         .run(&format!(
@@ -114,9 +114,9 @@ async fn tasks_that_are_due_in_future_cost_claims_and_promotions_nothing() {
             for store in [early, store] {
                 store.news(&probes).await.unwrap();
                 store.next_due(&slots).await.unwrap();
-                store.promote(me, &granted, 8).await.unwrap();
-                store.claim_urgent(me, &probes).await.unwrap();
-                store.claim(me, &probes).await.unwrap();
+                store.promote(me, Ticket(1), &granted, 8).await.unwrap();
+                store.claim_urgent(me, Ticket(1), &probes).await.unwrap();
+                store.claim(me, Ticket(1), &probes).await.unwrap();
             }
         })
         .await;
@@ -148,7 +148,7 @@ async fn what_a_dead_node_had_claimed_is_taken_in_chunks_whose_cost_does_not_dep
         .reads(|store| async move {
             for round in 1..=3 {
                 store.news(&probes).await.unwrap();
-                let answer = store.claim(me, &probes).await.unwrap();
+                let answer = store.claim(me, Ticket(1), &probes).await.unwrap();
                 assert_eq!(answer.tasks.len(), 8 * usize::from(SLOTS), "round {round}");
                 assert!(answer.tasks.iter().all(|task| task.lost && task.trial == -1));
             }

@@ -12,7 +12,7 @@ use super::*;
 use crate::store::pooler::Network;
 use crate::store::testing::PATIENCE;
 use crate::store::testing_owner::Database;
-use crate::store::{Options, Probe, Store};
+use crate::store::{Options, Probe, Store, Ticket};
 
 /// A way to Postgres whose connections can all fall silent: what is sent on them vanishes, and they stay open.
 struct Way {
@@ -212,8 +212,8 @@ async fn what_is_dropped_half_way_leaves_no_open_transaction() {
     for round in 0..600_u64 {
         let work = async {
             match round % 6 {
-                0 => store.claim(me, &[probe]).await.map(drop),
-                1 => store.settle(me, &[(slot, epoch, 0)]).await.map(drop),
+                0 => store.claim(me, Ticket(1), &[probe]).await.map(drop),
+                1 => store.settle(me, Ticket(1), &[(slot, epoch, 0)]).await.map(drop),
                 2 => store.read_slots().await.map(drop),
                 3 => store
                     .fence(
@@ -256,5 +256,5 @@ async fn what_is_dropped_half_way_leaves_no_open_transaction() {
             .all(|pool| pool.connections().0 == 0)
     })
     .await;
-    store.claim(me, &[probe]).await.unwrap();
+    store.claim(me, Ticket(1), &[probe]).await.unwrap();
 }

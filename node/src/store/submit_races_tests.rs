@@ -229,7 +229,13 @@ async fn the_longest_key_kind_and_idempotency_key_fit_into_every_index() {
     let again = db.store.insert_keyed(&[&first], Patience::Long).await.unwrap();
     assert_eq!(again, [Placed::Replayed(number(&placed[0]))]);
     // Its key is held, and what comes after it is moved behind the hold.
-    let task = db.store.claim(me, &[probe]).await.unwrap().tasks.remove(0);
+    let task = db
+        .store
+        .claim(me, Ticket(1), &[probe])
+        .await
+        .unwrap()
+        .tasks
+        .remove(0);
     assert_eq!(db.store.set_aside(me, &[task.token()]).await.unwrap(), [task.id]);
     db.store
         .insert_keyed(&[&row(&key, &kind, Some("next"))], Patience::Long)
@@ -240,7 +246,13 @@ async fn the_longest_key_kind_and_idempotency_key_fit_into_every_index() {
         db.store.take_up_kinds(me, &granted, &[kind]).await.unwrap(),
         [task.id]
     );
-    let task = db.store.claim(me, &[probe]).await.unwrap().tasks.remove(0);
+    let task = db
+        .store
+        .claim(me, Ticket(1), &[probe])
+        .await
+        .unwrap()
+        .tasks
+        .remove(0);
     let retry = Retry {
         token: task.token(),
         key: task.key.clone(),

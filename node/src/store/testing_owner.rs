@@ -67,7 +67,7 @@ impl Database {
     pub(crate) async fn take(&self, me: Me, slots: &[Slot]) -> Vec<(Slot, Epoch)> {
         let numbers: Vec<i32> = slots.iter().map(|slot| i32::from(*slot)).collect();
         let rows: Vec<(i32, i64)> = sqlx::query_as(
-            "update ringmesh.slot set owner = $1, epoch = epoch + 1 where slot = any($2) returning slot, epoch",
+            "update ringmesh.slot set owner = $1, epoch = epoch + 1, settled = 0 where slot = any($2) returning slot, epoch",
         )
         .bind(me.incarnation.0)
         .bind(numbers)

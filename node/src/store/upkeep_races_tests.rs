@@ -74,7 +74,7 @@ async fn sweep(store: Store, me: Me, slots: Vec<(Slot, Epoch)>) -> Changed {
                 forgotten: store
                     .forget_idempotency(me, &slots, Duration::from_secs(24 * 3600))
                     .await?,
-                promoted: store.promote(me, &slots, 20).await?.len(),
+                promoted: store.promote(me, Ticket(1), &slots, 20).await?.len(),
                 orphans: store.lift_orphans(me, &slots).await?,
                 came_back: store.lift_behind(me, &slots).await?,
                 known: store.take_up_kinds(me, &slots, &kinds).await?.len(),

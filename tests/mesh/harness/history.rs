@@ -141,6 +141,7 @@ impl History {
 #[derive(Debug, Default)]
 struct Reader {
     history: History,
+    slots: HashMap<i64, (Option<i64>, i64)>,
     columns: HashMap<u32, (String, Vec<String>)>,
     committed_at: i64,
 }
@@ -198,11 +199,15 @@ impl Reader {
     fn event(&mut self, table: &str, row: &HashMap<String, String>) {
         let number = |name: &str| row[name].parse::<i64>().unwrap();
         let event = match table {
-            "slot" => Event::Grant {
-                slot: number("slot"),
-                owner: row.contains_key("owner").then(|| number("owner")),
-                epoch: number("epoch"),
-            },
+            "slot" => {
+                let (slot, epoch) = (number("slot"), number("epoch"));
+                let owner = row.contains_key("owner").then(|| number("owner"));
+                if self.slots.insert(slot, (owner, epoch)) == Some((owner, epoch)) {
+                    // Settled by its owner: nothing was granted.
+                    return;
+                }
+                Event::Grant { slot, owner, epoch }
+            }
             _ => Event::Effect(Effect {
                 task: row["task"].clone(),
                 key: row["key"].clone(),

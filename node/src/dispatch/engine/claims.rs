@@ -12,9 +12,9 @@ impl Engine {
                 let began = Instant::now();
                 let result = droppable(async {
                     let answer = if plan.urgent {
-                        store.claim_urgent(me, &plan.probes).await?
+                        store.claim_urgent(me, plan.ticket, &plan.probes).await?
                     } else {
-                        store.claim(me, &plan.probes).await?
+                        store.claim(me, plan.ticket, &plan.probes).await?
                     };
                     failpoint::at(failpoint::CLAIMED).await?;
                     Ok(answer)
@@ -22,22 +22,22 @@ impl Engine {
                 .await;
                 metrics::histogram!(metric::PROBE_SECONDS).record(began.elapsed());
                 Event::Claimed {
-                    number: plan.number,
+                    ticket: plan.ticket,
                     result,
                 }
             });
         }
     }
 
-    pub(super) fn on_claimed(&mut self, number: u64, result: Result<ClaimAnswer, Error>) {
+    pub(super) fn on_claimed(&mut self, ticket: Ticket, result: Result<ClaimAnswer, Error>) {
         self.claims -= 1;
         match result {
             Ok(answer) => {
                 metrics::counter!(metric::CLAIMED).increment(answer.tasks.len() as u64);
-                let (back, missing) = self.lanes.on_claim(number, answer, now());
+                let (back, missing) = self.lanes.on_claim(ticket, answer, now());
                 self.give_back(back);
                 if !missing.is_empty() {
-                    tracing::info!(slots = %ranges(missing), "claimed nothing: not owned in Postgres, or the lease was over");
+                    tracing::info!(slots = %ranges(missing), "claimed nothing: not owned in Postgres, or settled, or the lease was over");
                 }
             }
             Err(error) => {
@@ -45,17 +45,17 @@ impl Engine {
                 tracing::warn!(error = %chain(&error), "a claim failed");
                 let doubtful = self
                     .lanes
-                    .on_claim_failed(number, matches!(error, Error::Unknown(_)));
+                    .on_claim_failed(ticket, matches!(error, Error::Unknown(_)));
                 if !doubtful.is_empty() {
-                    self.settle(doubtful);
+                    self.settle(ticket, doubtful);
                 }
             }
         }
     }
 
-    /// A statement about these slots gave no answer, and may still run: nothing is claimed from them until it has ended, and
-    /// then they are looked at from the beginning.
-    pub(super) fn in_doubt(&mut self, slots: Vec<(Slot, Epoch)>) {
+    /// A promotion of these slots gave no answer, and may still run or arrive: nothing is claimed from them until it can change
+    /// nothing any more, and then they are looked at from the beginning.
+    pub(super) fn in_doubt(&mut self, ticket: Ticket, slots: Vec<(Slot, Epoch)>) {
         // Nothing was claimed by it.
         let slots: Vec<_> = slots
             .into_iter()
@@ -65,39 +65,49 @@ impl Engine {
         slots.iter().for_each(|(slot, ..)| self.lanes.doubt(*slot));
         slots
             .chunks(SLOTS_PER_PROMOTION)
-            .for_each(|slots| self.settle(slots.to_vec()));
+            .for_each(|slots| self.settle(ticket, slots.to_vec()));
     }
 
-    /// Waits for the end of an unanswered statement, and finds what it claimed if it was a claim; each slot with the number
-    /// from which that looked.
-    pub(super) fn settle(&self, slots: Vec<(Slot, Epoch, i64)>) {
+    /// Sees to it that an unanswered statement changes nothing from now on, and finds what it claimed if it was a claim; each
+    /// slot with the number from which that looked.
+    fn settle(&self, ticket: Ticket, slots: Vec<(Slot, Epoch, i64)>) {
         let (store, me) = (self.store.clone(), self.me());
         self.spawn(async move {
             tokio::time::sleep(PAUSE).await;
-            let result = store.settle(me, &slots).await;
-            Event::Settled { slots, result }
+            let result = store.settle(me, ticket, &slots).await;
+            Event::Settled {
+                ticket,
+                slots,
+                result,
+            }
         });
     }
 
     pub(super) fn on_settled(
         &mut self,
+        ticket: Ticket,
         mut slots: Vec<(Slot, Epoch, i64)>,
-        result: Result<Vec<Token>, Error>,
+        result: Result<Settled, Error>,
     ) {
         slots.retain(|(slot, epoch, _)| self.lanes.epoch(*slot) == Some(*epoch));
-        match result {
-            Ok(tokens) => {
-                self.return_strays(tokens);
-                slots
-                    .into_iter()
-                    .for_each(|(slot, epoch, _)| self.lanes.resolve(slot, epoch));
-            }
-            Err(_) if slots.is_empty() => {}
-            Err(_) => self.settle(slots),
+        let settled = result.unwrap_or_else(|error| {
+            tracing::debug!(error = %chain(&error), "slots could not be settled");
+            Settled::default()
+        });
+        // What is not settled has another owner, which this node is about to learn, or waits for the lease.
+        let (done, again): (Vec<_>, Vec<_>) = slots
+            .into_iter()
+            .partition(|(slot, ..)| settled.slots.contains(slot));
+        self.return_strays(settled.claimed);
+        for (slot, epoch, _) in done {
+            self.lanes.resolve(slot, epoch);
+        }
+        if !again.is_empty() {
+            self.settle(ticket, again);
         }
     }
 
-    pub(super) fn return_strays(&mut self, tokens: Vec<Token>) {
+    fn return_strays(&mut self, tokens: Vec<Token>) {
         for token in self.lanes.strays(tokens) {
             self.lanes.doubt(token.id.slot);
             self.outbox.push(Write {

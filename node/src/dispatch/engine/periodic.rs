@@ -175,11 +175,12 @@ impl Engine {
             return;
         }
         slots.iter().for_each(|(slot, _)| self.lanes.pin(*slot));
+        let ticket = self.lanes.ticket();
         let (store, me) = (self.store.clone(), self.me());
         self.spawn(async move {
             let (mut tasks, mut unsure) = (Vec::new(), Vec::new());
             for slots in slots.chunks(SLOTS_PER_PROMOTION) {
-                match store.promote(me, slots, PROMOTED_PER_SLOT).await {
+                match store.promote(me, ticket, slots, PROMOTED_PER_SLOT).await {
                     Ok(promoted) => tasks.extend(promoted),
                     Err(error) => {
                         tracing::warn!(error = %chain(&error), "scheduled tasks could not be made due");
@@ -189,12 +190,18 @@ impl Engine {
                     }
                 }
             }
-            Event::Promoted { slots, tasks, unsure }
+            Event::Promoted {
+                ticket,
+                slots,
+                tasks,
+                unsure,
+            }
         });
     }
 
     pub(super) fn on_promoted(
         &mut self,
+        ticket: Ticket,
         slots: Vec<(Slot, Epoch)>,
         tasks: Vec<(TaskId, u8)>,
         unsure: Vec<(Slot, Epoch)>,
@@ -204,7 +211,7 @@ impl Engine {
                 self.lanes.unpin(slot);
             }
         }
-        self.in_doubt(unsure);
+        self.in_doubt(ticket, unsure);
         // There may be more; none at all means that the fence refused it, which must not turn without a pause.
         self.next.due = now()
             + if tasks.is_empty() {
@@ -252,6 +259,5 @@ impl Engine {
             self.lanes.reset(slot);
             self.lanes.mark(slot, true);
         }
-        self.in_doubt(report.unsure);
     }
 }

@@ -1,6 +1,6 @@
 -- Claims due tasks of the owner's slots, oldest first.
--- $1 incarnation, $2 boot; per slot: $3 slot, $4 epoch, $5 start of the probe, $6 how many at most.
--- Fence: the node row, then the slot rows with owner and epoch. The target repeats epoch and attempt: a claim that waited
+-- $1 incarnation, $2 boot; per slot: $3 slot, $4 epoch, $5 start of the probe, $6 how many at most; $7 ticket.
+-- Fence: the node row, then the slot rows with owner, epoch and ticket. The target repeats epoch and attempt: a claim that waited
 -- for a row re-checks only the target's own conditions. Index: task_due. The order of the answer is not promised.
 -- A task whose last claim was lost becomes a suspect of the next degree, not started yet (trial < 0); one that was not started
 -- since keeps its degree. A loss of the only suspect that ran (trial = 2) is a crash.
@@ -13,7 +13,7 @@ with fence as materialized (
 ), live as materialized (
     select s.slot, s.epoch, w.start, w.room
     from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as w (slot, epoch, start, room)
-    join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1
+    join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1 and s.settled < $7
     where exists (select from fence)
     order by s.slot
     for share of s

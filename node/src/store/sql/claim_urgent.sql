@@ -8,7 +8,7 @@ with fence as materialized (
 ), live as materialized (
     select s.slot, s.epoch, w.start, w.room
     from unnest($3::integer[], $4::bigint[], $5::bigint[], $6::integer[]) as w (slot, epoch, start, room)
-    join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1
+    join ringmesh.slot s on s.slot = w.slot and s.epoch = w.epoch and s.owner = $1 and s.settled < $7
     where exists (select from fence)
     order by s.slot
     for share of s

@@ -1,6 +1,7 @@
 -- Takes slots that have no owner, or a fenced one.
 -- $1 incarnation, $2 boot of the taker; $3 slots, $4 the epochs that the taker read. The epoch stands on the target row:
--- a slot that was granted since has another one. A missing owner row counts as fenced. Locks: node, then slots ascending.
+-- a slot that was granted since has another one. A missing owner row counts as fenced. Tickets begin anew with each owner.
+-- Locks: node, then slots ascending.
 with me as materialized (
     select from ringmesh.node
     where incarnation = $1 and boot = $2 and fenced_at is null and lease_until > clock_timestamp()
@@ -15,7 +16,7 @@ with me as materialized (
     order by s.slot
     for update of s skip locked
 )
-update ringmesh.slot s set owner = $1, epoch = s.epoch + 1
+update ringmesh.slot s set owner = $1, epoch = s.epoch + 1, settled = 0
 from free
 where s.slot = free.slot and s.epoch = free.epoch and s.owner is distinct from $1
 returning s.slot, s.epoch

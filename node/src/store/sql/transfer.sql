@@ -1,5 +1,6 @@
 -- Hands slots on to the next owner: nothing lies between two owners.
 -- $1 incarnation, $2 boot of the owner; $3 the next owner; $4 slots, $5 their epochs. Owner and epoch stand on the target.
+-- Tickets begin anew with each owner.
 -- Both node rows are locked in the order of their numbers; then the slots ascending.
 with nodes as materialized (
     select n.incarnation from ringmesh.node n
@@ -15,7 +16,7 @@ with nodes as materialized (
     order by s.slot
     for update of s
 )
-update ringmesh.slot s set owner = $3, epoch = s.epoch + 1
+update ringmesh.slot s set owner = $3, epoch = s.epoch + 1, settled = 0
 from mine
 where s.slot = mine.slot and s.epoch = mine.epoch and s.owner = $1
 returning s.slot
