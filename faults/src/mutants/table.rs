@@ -174,6 +174,15 @@ pub const MUTANTS: &[Mutant] = &[
         )],
     },
     Mutant {
+        name: "late-claims-pass",
+        breaks: "a claim that its node gave up takes tasks also after its slot was settled",
+        changes: &[change(SQL_CLAIM, " and s.settled < $7", " and $7::bigint > 0")],
+        tests: &[
+            node("store::settle_races_tests::a_claim_that_arrives_after_its_slot_was_settled_is_refused"),
+            node("store::settle_races_tests::a_claim_that_waited_while_its_slot_was_settled_is_refused"),
+        ],
+    },
+    Mutant {
         name: "finish-without-attempt",
         breaks: "a run ends its task also after the task was claimed anew under the same epoch",
         changes: &[
