@@ -24,8 +24,8 @@ const TEST_WITHIN: Duration = Duration::from_secs(300);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ran {
     Passed,
-    /// It ran and failed.
-    Failed,
+    /// It ran and failed, with these words.
+    Failed(String),
     /// Neither, for this reason.
     Not(String),
 }
@@ -34,7 +34,7 @@ impl fmt::Display for Ran {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ran::Passed => f.write_str("passed"),
-            Ran::Failed => f.write_str("failed"),
+            Ran::Failed(words) => write!(f, "failed: {words}"),
             Ran::Not(why) => f.write_str(why),
         }
     }
@@ -173,9 +173,19 @@ fn outcome(said: &str, test: &str) -> Ran {
         .rfind(|line| line.starts_with("test ") && line.contains(test));
     match line.and_then(|line| line.rsplit_once("... ")) {
         Some((_, "ok")) => Ran::Passed,
-        Some((_, "FAILED")) => Ran::Failed,
+        Some((_, "FAILED")) => Ran::Failed(words(said)),
         _ => Ran::Not(format!("{test} did not run to its end")),
     }
+}
+
+/// The first panic: where, and the first line of what it said. That a kill has the right reason is for people to see.
+fn words(said: &str) -> String {
+    let mut lines = said.lines().skip_while(|line| !line.contains("panicked at "));
+    let place = lines
+        .next()
+        .and_then(|line| line.split_once("panicked at "))
+        .map_or("", |(_, place)| place);
+    format!("{place} {}", lines.next().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -186,7 +196,11 @@ mod tests {
     fn only_a_test_that_ran_counts() {
         let said = |word: &str| format!("\nrunning 1 test\ntest a::b ... {word}\n\ntest result: x\n");
         assert_eq!(outcome(&said("ok"), "a::b"), Ran::Passed);
-        assert_eq!(outcome(&said("FAILED"), "a::b"), Ran::Failed);
+        let failed = format!(
+            "{}---- a::b stdout ----\n\nthread 'a::b' panicked at a.rs:1:2:\nno\nmore\n",
+            said("FAILED")
+        );
+        assert_eq!(outcome(&failed, "a::b"), Ran::Failed("a.rs:1:2: no".to_owned()));
         for silent in [
             said("ignored"),
             "running 0 tests\n\ntest result: ok. 0 passed".to_owned(),

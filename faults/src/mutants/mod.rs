@@ -94,8 +94,8 @@ impl Package {
 #[derive(Debug, Serialize)]
 #[serde(tag = "verdict", content = "detail", rename_all = "snake_case")]
 enum Verdict {
-    /// All its tests failed.
-    Killed,
+    /// All its tests failed, the last one with these words.
+    Killed(String),
     /// This test passed.
     Survived(String),
     /// It says nothing, for this reason.
@@ -141,7 +141,7 @@ pub async fn command(args: Args) -> Result<bool> {
     }
     let killed = reports
         .iter()
-        .filter(|report| matches!(report.verdict, Verdict::Killed))
+        .filter(|report| matches!(report.verdict, Verdict::Killed(_)))
         .count();
     println!("{killed}/{} killed", reports.len());
     Ok(killed == reports.len())
@@ -197,10 +197,10 @@ async fn judge(copy: &Copy, cargo: &Cargo, mutant: &Mutant) -> Result<Verdict> {
     if fresh {
         cargo.migrate("mutant").await?;
     }
-    let mut verdict = Verdict::Killed;
+    let mut verdict = Verdict::Killed(String::new());
     for test in mutant.tests {
         match cargo.test(*test).await? {
-            Ran::Failed => {}
+            Ran::Failed(words) => verdict = Verdict::Killed(words),
             Ran::Passed => {
                 verdict = Verdict::Survived(test.name.to_owned());
                 break;
@@ -220,9 +220,9 @@ async fn judge(copy: &Copy, cargo: &Cargo, mutant: &Mutant) -> Result<Verdict> {
 fn say(mutant: &Mutant, verdict: &Verdict) {
     let name = mutant.name;
     match verdict {
-        Verdict::Killed => {
+        Verdict::Killed(words) => {
             let tests: Vec<&str> = mutant.tests.iter().map(|test| test.name).collect();
-            println!("killed    {name} by {}", tests.join(", "));
+            println!("killed    {name} by {}\n          {words}", tests.join(", "));
         }
         Verdict::Survived(test) => println!("SURVIVED  {name}: {test} passes although {}", mutant.breaks),
         Verdict::Broken(why) => println!("BROKEN    {name}: {why}"),
