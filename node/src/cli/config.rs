@@ -79,6 +79,8 @@ mod tests {
 OPTION              VALUE                     FROM
 name                n1                        --name
 database_url        postgres://me:***@db/app  RINGMESH_DATABASE_URL
+lease_url           -                         default
+pooler              auto                      default
 listen              127.0.0.1:7101            default
 advertise           -                         default
 gossip              127.0.0.1:7201            default
