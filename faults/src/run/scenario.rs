@@ -274,7 +274,7 @@ fn written() -> Vec<Scenario> {
             ..USUAL
         },
         Scenario {
-            name: "everything",
+            name: "all-at-once",
             what: "restarts of Postgres, pauses, kills, cuts and lost replies, begun one by one and healed in another order (N30)",
             workloads: &["W1", "W2", "W6", "W9"],
             faults: vec![
