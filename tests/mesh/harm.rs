@@ -154,15 +154,18 @@ async fn task_that_kills_its_process_ends_dead_after_few_deaths_and_takes_no_oth
 #[tokio::test]
 async fn task_that_exits_or_overflows_the_stack_ends_dead_and_its_key_goes_on() {
     let mut lab = Lab::start(2, Program::Worker, &[]).await;
-    let mut tasks = Vec::new();
-    for kind in ["exit", "overflow"] {
-        let task = json!({"kind": kind, "key": kind, "payload": null, "max_attempts": 1});
-        tasks.push(lab.submit(task).await);
-        tasks.push(
-            lab.submit(json!({"kind": "echo", "key": kind, "payload": 1}))
-                .await,
-        );
-    }
+    // In one transaction, by SQL: a node that took them could be dead before it took all.
+    let tasks = lab
+        .rows(
+            "select ringmesh.enqueue(kind, key, payload::jsonb, max_attempts => attempts) as id from (values
+             ('exit', 'exit', 'null', 1), ('echo', 'exit', '1', 10),
+             ('overflow', 'overflow', 'null', 1), ('echo', 'overflow', '1', 10)) as t (kind, key, payload, attempts)",
+        )
+        .await;
+    let tasks: Vec<Value> = tasks
+        .iter()
+        .map(|row| serde_json::from_str(row).unwrap())
+        .collect();
     let (mut deaths, deadline) = (0, Instant::now() + Duration::from_secs(90));
     // What a supervisor does.
     let ended = loop {
@@ -188,7 +191,10 @@ async fn task_that_exits_or_overflows_the_stack_ends_dead_and_its_key_goes_on() 
         .zip(["dead", "succeeded"].iter().cycle())
         .map(|(task, state)| {
             let crashes = u8::from(*state == "dead");
-            format!(r#"{{"task":"{task}","state":"{state}","crashes":{crashes}}}"#)
+            format!(
+                r#"{{"task":{},"state":"{state}","crashes":{crashes}}}"#,
+                task["id"]
+            )
         })
         .collect();
     lab.check(ended == expected, || format!("after {deaths} deaths {ended:#?}"));
