@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::rngs::StdRng;
-use rand::{Rng as _, RngExt as _, SeedableRng as _};
+use rand::{RngExt as _, SeedableRng as _};
 use tokio_util::sync::CancellationToken;
 
 use super::client::{self, Client, Task};
@@ -38,13 +38,7 @@ impl Workload for Admin {
         rate: Option<f64>,
         stop: CancellationToken,
     ) -> Vec<Submit> {
-        let mut seeds = StdRng::seed_from_u64(seed);
-        let share = rate.map(|rate| rate / CLIENTS as f64);
-        let clients = (0..CLIENTS).map(|number| {
-            let client = Client::new(format!("W9/{number}"), &targets, share, &stop);
-            submit(client, number, seeds.next_u64())
-        });
-        client::all(clients.collect::<Vec<_>>()).await
+        client::many(self.id(), CLIENTS, &targets, (seed, rate), &stop, submit).await
     }
 }
 

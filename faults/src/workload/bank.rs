@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use rand::rngs::StdRng;
-use rand::{Rng as _, RngExt as _, SeedableRng as _};
+use rand::{RngExt as _, SeedableRng as _};
 use tokio_util::sync::CancellationToken;
 
 use super::client::{self, Client, Task};
@@ -35,13 +35,7 @@ impl Workload for Bank {
         rate: Option<f64>,
         stop: CancellationToken,
     ) -> Vec<Submit> {
-        let mut seeds = StdRng::seed_from_u64(seed);
-        let share = rate.map(|rate| rate / TELLERS as f64);
-        let clients = (0..TELLERS).map(|teller| {
-            let client = Client::new(format!("W2/{teller}"), &targets, share, &stop);
-            transfer(client, teller, seeds.next_u64())
-        });
-        client::all(clients.collect::<Vec<_>>()).await
+        client::many(self.id(), TELLERS, &targets, (seed, rate), &stop, transfer).await
     }
 }
 

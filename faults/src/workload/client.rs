@@ -9,6 +9,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
 use reqwest::Method;
 use ringmesh::task::TaskId;
 use serde::Deserialize;
@@ -322,6 +324,30 @@ fn answer_of(status: u16, body: &[u8]) -> Answer {
             }
         }
     }
+}
+
+/// Runs so many clients of a workload, which share its rate evenly. Each has a number and a seed of its own.
+pub(super) async fn many<F>(
+    workload: &str,
+    count: usize,
+    targets: &Targets,
+    (seed, rate): (u64, Option<f64>),
+    stop: &CancellationToken,
+    submit: impl Fn(Client, usize, u64) -> F,
+) -> Vec<Submit>
+where
+    F: Future<Output = Vec<Submit>> + Send + 'static,
+{
+    let mut seeds = StdRng::seed_from_u64(seed);
+    let share = rate.map(|rate| rate / count as f64);
+    let mut clients = Vec::with_capacity(count);
+    for number in 0..count {
+        let client = Client::new(format!("{workload}/{number}"), targets, share, stop);
+        clients.push(submit(client, number, seeds.next_u64()));
+    }
+    // Not held over the wait, which may be anybody's thread.
+    drop(submit);
+    all(clients).await
 }
 
 /// Runs clients side by side and returns all that they sent.

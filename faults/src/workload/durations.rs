@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
-use rand::{Rng as _, RngExt as _, SeedableRng as _};
+use rand::{RngExt as _, SeedableRng as _};
 use tokio_util::sync::CancellationToken;
 
 use super::client::{self, Client, Task};
@@ -40,14 +40,10 @@ impl Workload for Durations {
         rate: Option<f64>,
         stop: CancellationToken,
     ) -> Vec<Submit> {
-        let mut seeds = StdRng::seed_from_u64(seed);
-        let rate = rate.unwrap_or(RATE).min(RATE) / CLIENTS as f64;
+        let rate = Some(rate.unwrap_or(RATE).min(RATE));
         let ttl_ms = targets.ttl.as_millis() as f64;
-        let clients = (0..CLIENTS).map(|number| {
-            let client = Client::new(format!("W4/{number}"), &targets, Some(rate), &stop);
-            submit(client, number, ttl_ms, seeds.next_u64())
-        });
-        client::all(clients.collect::<Vec<_>>()).await
+        let submit = move |client, number, seed| submit(client, number, ttl_ms, seed);
+        client::many(self.id(), CLIENTS, &targets, (seed, rate), &stop, submit).await
     }
 }
 

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta, Utc};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
-use rand::{Rng as _, RngExt as _, SeedableRng as _};
+use rand::{RngExt as _, SeedableRng as _};
 use tokio_util::sync::CancellationToken;
 
 use super::client::{self, Client, Task};
@@ -66,13 +66,8 @@ impl Workload for Scheduled {
         rate: Option<f64>,
         stop: CancellationToken,
     ) -> Vec<Submit> {
-        let mut seeds = StdRng::seed_from_u64(seed);
-        let rate = rate.unwrap_or(RATE).min(RATE) / CLIENTS as f64;
-        let clients = (0..CLIENTS).map(|number| {
-            let client = Client::new(format!("W7/{number}"), &targets, Some(rate), &stop);
-            submit(client, number, seeds.next_u64())
-        });
-        client::all(clients.collect::<Vec<_>>()).await
+        let rate = Some(rate.unwrap_or(RATE).min(RATE));
+        client::many(self.id(), CLIENTS, &targets, (seed, rate), &stop, submit).await
     }
 }
 
