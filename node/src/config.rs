@@ -156,6 +156,10 @@ options! {
     /// How long joins are collected before slots move to the new nodes. Longer moves keys fewer times when many nodes
     /// start together; shorter lets a single node help sooner.
     join_window: Duration = Duration::from_secs(1);
+    /// The longest that a node waits before it takes slots when its name has started again and again; the wait doubles
+    /// from 1 s with each start after the third within ten minutes. Longer spares other nodes' keys from moving for one
+    /// that keeps failing; shorter lets it help sooner; 0s never waits.
+    rejoin_delay: Duration = Duration::from_secs(60);
     /// How long running tasks may go on when their slot moves or the node stops, before they are cancelled and
     /// returned. Longer lets more of them end; shorter moves slots sooner.
     drain_deadline: Duration = Duration::from_secs(10);

@@ -319,17 +319,18 @@ fn limits(config: &Config) -> dispatch::Limits {
 /// How long a name that came and went lately waits before it takes slots: each of its joins moves other nodes' keys.
 async fn join_delay(process: &Process) -> Duration {
     const FREE_STARTS: i64 = 3;
-    const LONGEST: Duration = Duration::from_secs(60);
     let starts = process
         .store
         .recent_starts(&process.config.name)
         .await
         .unwrap_or(0);
-    let doublings = u32::try_from(starts - FREE_STARTS).unwrap_or(0).min(6);
-    if doublings == 0 {
-        return Duration::ZERO;
+    let more = u32::try_from(starts - FREE_STARTS).unwrap_or(0);
+    // Up to a day, the longest that may be configured.
+    let doubled = Duration::from_secs(more.checked_sub(1).map_or(0, |doublings| 1 << doublings.min(17)));
+    let delay = doubled.min(process.config.rejoin_delay);
+    if delay.is_zero() {
+        return delay;
     }
-    let delay = LONGEST.min(Duration::from_secs(1 << (doublings - 1)));
     tracing::warn!(
         starts,
         ?delay,

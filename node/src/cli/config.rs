@@ -97,6 +97,7 @@ renew_every         500ms                     default
 margin              500ms                     default
 tick                500ms                     default
 join_window         1s                        default
+rejoin_delay        1m                        default
 drain_deadline      10s                       default
 run_grace           5s                        default
 concurrency         512                       default

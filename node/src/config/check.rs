@@ -201,6 +201,7 @@ impl Config {
             ("renew_every", self.renew_every, 10 * MS, MINUTE),
             ("tick", self.tick, 10 * MS, MINUTE),
             ("join_window", self.join_window, Duration::ZERO, MINUTE),
+            ("rejoin_delay", self.rejoin_delay, Duration::ZERO, DAY),
             ("drain_deadline", self.drain_deadline, Duration::ZERO, DAY),
             ("run_grace", self.run_grace, Duration::ZERO, 60 * MINUTE),
             ("backoff_min", self.backoff_min, MS, DAY),
