@@ -157,3 +157,56 @@ async fn what_a_dead_node_had_claimed_is_taken_in_chunks_whose_cost_does_not_dep
     println!("of {rows} lost tasks, three claims of 512 read {read} rows");
     assert!(read < 20_000, "{read} rows were read");
 }
+
+/// Times of a claim, half of them and 99 of 100 of them not above.
+async fn claim_times(world: &mut World, store: &Store, backlog: bool) -> (Duration, Duration) {
+    const CLAIMS: usize = 2_000;
+    const EACH: i32 = 8;
+    let me = world.me;
+    let mut times = Vec::with_capacity(CLAIMS);
+    for round in 0..CLAIMS {
+        let probe = world.probes(EACH).swap_remove(round % usize::from(SLOTS));
+        let slot = probe.slot.get();
+        if !backlog {
+            let insert = format!(
+                "insert into ringmesh.task (slot, key, kind, payload)
+                 select {slot}, 'k' || n, 'noop', '1' from generate_series(1, {EACH}) n"
+            );
+            world.run(&insert).await;
+        }
+        let began = std::time::Instant::now();
+        let answer = store.claim(me, Ticket(1), &[probe]).await.unwrap();
+        times.push(began.elapsed());
+        assert_eq!(answer.tasks.len(), EACH as usize);
+        let delete = format!("delete from ringmesh.task where slot = {slot} and attempt = 1");
+        world.run(&delete).await;
+    }
+    times.sort_unstable();
+    (times[CLAIMS / 2], times[CLAIMS * 99 / 100])
+}
+
+#[tokio::test]
+#[ignore = "inserts SCALE_TEST_ROWS tasks, half of them for later, and prints how long claims take"]
+async fn claims_beside_a_backlog_and_without_are_timed() {
+    let mut world = World::new().await;
+    let store = world.db.another();
+    let (p50, p99) = claim_times(&mut world, &store, false).await;
+    println!("on an empty table a claim of 8 takes p50 {p50:?}, p99 {p99:?}");
+    let rows = rows();
+    world
+        .run(&format!(
+            "insert into ringmesh.task (slot, key, kind, payload, wait, run_at)
+             select n % {SLOTS}, 'k' || n, 'noop', '1', case when n / {SLOTS} % 2 = 0 then 'scheduled' end,
+                    case when n / {SLOTS} % 2 = 0 then now() + interval '1 day' + n * interval '1 second' end
+             from generate_series(1, {rows}) n;
+             analyze ringmesh.task"
+        ))
+        .await;
+    let (p50, p99) = claim_times(&mut world, &store, true).await;
+    println!("beside {rows} tasks, half of them for later, p50 {p50:?}, p99 {p99:?}");
+    let scans = world
+        .db
+        .count("select seq_scan from pg_stat_user_tables where relid = 'ringmesh.task'::regclass")
+        .await;
+    println!("{scans} scans of the whole table by all sessions, those of this test included");
+}
