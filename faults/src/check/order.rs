@@ -7,8 +7,10 @@
 //! and keeps the latest effect among those answered before the present one was sent: this must come later still. For runs:
 //! those of a key that committed, by their start; each begins after all before it have ended.
 //!
-//! **Excluded.** Tasks that wait for a time: their order follows from when they are due. Tasks without an effect have no place
-//! in the order of effects; a submit without an answer binds nobody. A run whose end nobody noted is counted as long as
+//! The end of a task that writes nothing is its effect.
+//!
+//! **Excluded.** Tasks that wait for a time: their order follows from when they are due. Tasks that end otherwise than well
+//! have no place in the order of effects; a submit without an answer binds nobody. A run whose end nobody noted is counted as long as
 //! its process noted anything. Repetitions under an idempotency key are one task: sent with the first, answered with the
 //! first answer that names it.
 
@@ -17,7 +19,7 @@ use std::collections::HashMap;
 use ringmesh::task::TaskId;
 
 use super::{Checker, Violation};
-use crate::history::{Answer, At, History, Row, Submit, What};
+use crate::history::{Answer, At, History, Row, State, Submit, What};
 
 pub(super) struct KeyOrder;
 
@@ -39,7 +41,7 @@ impl Checker for KeyOrder {
     }
 }
 
-/// The first effect of each task: its place in the log, its epoch and attempt.
+/// The first effect of each task, or its end if it has none: its place in the log, its epoch and attempt.
 fn effects(history: &History) -> HashMap<TaskId, (usize, i64, i32)> {
     let mut effects = HashMap::new();
     let mut baseline = 0;
@@ -47,11 +49,20 @@ fn effects(history: &History) -> HashMap<TaskId, (usize, i64, i32)> {
         match &change.row {
             Row::Baseline => baseline = change.transaction,
             // A snapshot has no order.
-            Row::Effect { .. } if change.transaction == baseline => {}
+            Row::Effect { .. } | Row::Finished { .. } if change.transaction == baseline => {}
             Row::Effect {
                 task, epoch, attempt, ..
             } => {
                 effects.entry(*task).or_insert((place, *epoch, *attempt));
+            }
+            Row::Finished {
+                id,
+                state: State::Succeeded,
+                epoch: Some(epoch),
+                attempt,
+                ..
+            } => {
+                effects.entry(*id).or_insert((place, *epoch, *attempt));
             }
             _ => {}
         }
@@ -203,8 +214,9 @@ fn overlapping(history: &History, effects: &HashMap<TaskId, (usize, i64, i32)>, 
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::{Build, MS};
+    use super::super::build::{Build, Claim, MS, finished};
     use super::*;
+    use crate::history::Expected;
 
     #[test]
     fn effects_in_the_order_of_answers_pass() {
@@ -234,6 +246,17 @@ mod tests {
         build.run(&first);
         build.run(&third);
         build.run(&second);
+        build.fails(&KeyOrder, "reordered");
+    }
+
+    #[test]
+    fn the_end_of_a_task_that_writes_nothing_has_a_place_too() {
+        let mut build = Build::mesh();
+        let of = |claim: &Claim| [finished(claim, State::Succeeded)];
+        let first = build.submit_as("a", 1, Expected::NoEffect);
+        let second = build.submit_as("a", 2, Expected::NoEffect);
+        build.commit(of(&second));
+        build.commit(of(&first));
         build.fails(&KeyOrder, "reordered");
     }
 

@@ -163,61 +163,75 @@ impl Client {
 
     /// As [`Self::put`], under this idempotency key.
     pub(super) async fn put_as(&mut self, task: &Task, idempotency_key: &str) -> Option<TaskId> {
-        let mut body = task.options.clone();
-        body.insert("kind".into(), task.kind.into());
-        body.insert("key".into(), task.key.clone().into());
-        body.insert("payload".into(), task.payload.clone());
-        body.insert("idempotency_key".into(), idempotency_key.into());
-        let body = Value::Object(body).to_string();
+        let body = body(task, idempotency_key).to_string();
+        let sent = [(task, idempotency_key.to_owned())];
+        self.until_known("/v1/tasks", &body, &sent).await.pop()
+    }
+
+    /// Submits tasks in one request, each under an idempotency key of its own, until it is known what became of them.
+    pub(super) async fn put_all(&mut self, tasks: &[Task]) {
+        let sent: Vec<(&Task, String)> = tasks
+            .iter()
+            .map(|task| (task, format!("{}/{}/{}", self.name, task.key, task.seq)))
+            .collect();
+        let bodies: Value = sent.iter().map(|(task, name)| body(task, name)).collect();
+        let body = bodies.to_string();
+        self.until_known("/v1/tasks/batch", &body, &sent).await;
+    }
+
+    /// Sends a request again and again, until it is known what became of its tasks; answers with their ids, in their order. Empty:
+    /// they were refused, or the client was told to stop.
+    async fn until_known(&mut self, path: &str, body: &str, tasks: &[(&Task, String)]) -> Vec<TaskId> {
         let mut hasher = DefaultHasher::new();
         body.hash(&mut hasher);
         let digest = hasher.finish();
-
-        let (key, kind) = (self.shared(&task.key), self.shared(task.kind));
         let mut pause = PAUSE.0;
         let mut last_try = None;
         loop {
             let node = self.pick();
             let sent = note::now();
-            let answer = self.submit(node, &body).await;
-            let again = match &answer {
-                Answer::Accepted { .. } => false,
-                Answer::Refused { status, code } => {
+            let reply = self.submit(node, path, body).await;
+            let answered = note::now();
+            let again = match &reply {
+                Reply::Accepted(_) => false,
+                Reply::Refused { status, code } => {
                     if &**code == NO_CONNECTION {
                         self.shunned[node] = Instant::now() + SHUN;
                     }
                     matches!(status, 429 | 503)
                 }
-                Answer::Unknown { .. } => {
+                Reply::Unknown { .. } => {
                     self.shunned[node] = Instant::now() + SHUN;
                     true
                 }
             };
-            let id = match &answer {
-                Answer::Accepted { id, .. } => Some(*id),
-                Answer::Refused { .. } | Answer::Unknown { .. } => None,
-            };
-            self.submits.push(Submit {
-                client: self.name.clone(),
-                key: key.clone(),
-                seq: task.seq,
-                kind: kind.clone(),
-                idempotency_key: Some(idempotency_key.into()),
-                body: digest,
-                sent,
-                answered: note::now(),
-                answer,
-                scheduled: ["delay", "run_at"]
-                    .iter()
-                    .any(|name| task.options.contains_key(*name)),
-                expected: task.expected,
-            });
+            for (place, (task, idempotency_key)) in tasks.iter().enumerate() {
+                let (key, kind) = (self.shared(&task.key), self.shared(task.kind));
+                self.submits.push(Submit {
+                    client: self.name.clone(),
+                    key,
+                    seq: task.seq,
+                    kind,
+                    idempotency_key: Some(idempotency_key.as_str().into()),
+                    body: digest,
+                    sent,
+                    answered,
+                    answer: reply.of(place),
+                    scheduled: ["delay", "run_at"]
+                        .iter()
+                        .any(|name| task.options.contains_key(*name)),
+                    expected: task.expected,
+                });
+            }
             if !again {
-                return id;
+                return match reply {
+                    Reply::Accepted(ids) => ids.into_iter().map(|(id, _)| id).collect(),
+                    Reply::Refused { .. } | Reply::Unknown { .. } => Vec::new(),
+                };
             }
             if self.stopped() && *last_try.get_or_insert_with(|| Instant::now() + LAST_TRIES) < Instant::now()
             {
-                return None;
+                return Vec::new();
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE.1);
@@ -260,9 +274,9 @@ impl Client {
         }
     }
 
-    async fn submit(&self, node: usize, body: &str) -> Answer {
+    async fn submit(&self, node: usize, path: &str, body: &str) -> Reply {
         let request = self
-            .request(Method::POST, node, "/v1/tasks")
+            .request(Method::POST, node, path)
             .header("content-type", "application/json")
             .body(body.to_owned());
         let answer = timeout(PATIENCE, async {
@@ -271,26 +285,70 @@ impl Client {
             Ok::<_, reqwest::Error>((status, answer.bytes().await?))
         });
         match answer.await {
-            Ok(Ok((status, body))) => answer_of(status, &body),
+            Ok(Ok((status, body))) => reply_of(status, &body),
             // Not a byte of the request has left.
-            Ok(Err(error)) if error.is_connect() => Answer::Refused {
+            Ok(Err(error)) if error.is_connect() => Reply::Refused {
                 status: 503,
                 code: NO_CONNECTION.into(),
             },
-            Ok(Err(_)) => Answer::Unknown {
+            Ok(Err(_)) => Reply::Unknown {
                 why: "the connection broke".into(),
             },
-            Err(_) => Answer::Unknown {
+            Err(_) => Reply::Unknown {
                 why: "no answer in time".into(),
             },
         }
     }
 }
 
+/// The body of a submit.
+fn body(task: &Task, idempotency_key: &str) -> Value {
+    let mut body = task.options.clone();
+    body.insert("kind".into(), task.kind.into());
+    body.insert("key".into(), task.key.clone().into());
+    body.insert("payload".into(), task.payload.clone());
+    body.insert("idempotency_key".into(), idempotency_key.into());
+    Value::Object(body)
+}
+
+/// What a request came to, which has one task or many.
+#[derive(Debug, PartialEq)]
+enum Reply {
+    /// All of its tasks are there; with each, whether it was there before.
+    Accepted(Vec<(TaskId, bool)>),
+    /// None of them is.
+    Refused { status: u16, code: Box<str> },
+    /// All or none are.
+    Unknown { why: Box<str> },
+}
+
+impl Reply {
+    /// What it says of one of its tasks.
+    fn of(&self, place: usize) -> Answer {
+        match self {
+            Reply::Accepted(ids) => match ids.get(place) {
+                Some((id, replay)) => Answer::Accepted {
+                    id: *id,
+                    replay: *replay,
+                },
+                None => Answer::Unknown {
+                    why: "fewer ids than tasks".into(),
+                },
+            },
+            Reply::Refused { status, code } => Answer::Refused {
+                status: *status,
+                code: code.clone(),
+            },
+            Reply::Unknown { why } => Answer::Unknown { why: why.clone() },
+        }
+    }
+}
+
 #[derive(Deserialize)]
-struct Accepted {
-    id: TaskId,
-    replayed: bool,
+#[serde(untagged)]
+enum Accepted {
+    One { id: TaskId, replayed: bool },
+    Many { ids: Vec<TaskId>, replayed: u64 },
 }
 
 #[derive(Deserialize)]
@@ -299,14 +357,15 @@ struct Refused {
 }
 
 /// What an answer says, by the documentation of the API.
-fn answer_of(status: u16, body: &[u8]) -> Answer {
+fn reply_of(status: u16, body: &[u8]) -> Reply {
     match status {
         200 | 201 => match serde_json::from_slice::<Accepted>(body) {
-            Ok(accepted) => Answer::Accepted {
-                id: accepted.id,
-                replay: accepted.replayed,
-            },
-            Err(_) => Answer::Unknown {
+            Ok(Accepted::One { id, replayed }) => Reply::Accepted(vec![(id, replayed)]),
+            // A batch goes in whole or not at all, so all of its tasks are as old.
+            Ok(Accepted::Many { ids, replayed }) => {
+                Reply::Accepted(ids.into_iter().map(|id| (id, replayed > 0)).collect())
+            }
+            Err(_) => Reply::Unknown {
                 why: format!("{status} without an id").into(),
             },
         },
@@ -314,11 +373,11 @@ fn answer_of(status: u16, body: &[u8]) -> Answer {
             let code = serde_json::from_slice::<Refused>(body)
                 .map_or_else(|_| String::new(), |refused| refused.code);
             match (status, code.as_str()) {
-                (429, _) | (503, "unavailable") | (400..=499, _) => Answer::Refused {
+                (429, _) | (503, "unavailable") | (400..=499, _) => Reply::Refused {
                     status,
                     code: code.into(),
                 },
-                _ => Answer::Unknown {
+                _ => Reply::Unknown {
                     why: format!("{status} {code}").into(),
                 },
             }
@@ -371,8 +430,7 @@ mod tests {
 
     #[test]
     fn only_what_says_that_nothing_was_written_counts_as_refused() {
-        let refused =
-            |status, body: &str| matches!(answer_of(status, body.as_bytes()), Answer::Refused { .. });
+        let refused = |status, body: &str| matches!(reply_of(status, body.as_bytes()), Reply::Refused { .. });
         assert!(refused(503, r#"{"code": "unavailable", "message": ""}"#));
         assert!(refused(429, r#"{"code": "busy"}"#));
         assert!(refused(422, r#"{"code": "idempotency_mismatch"}"#));
@@ -383,17 +441,30 @@ mod tests {
             (502, "<html>"),
         ] {
             assert!(
-                matches!(answer_of(status, body.as_bytes()), Answer::Unknown { .. }),
+                matches!(reply_of(status, body.as_bytes()), Reply::Unknown { .. }),
                 "{status}"
             );
         }
-        let accepted = answer_of(200, br#"{"id": "7-1", "replayed": true, "state": "pending"}"#);
+    }
+
+    #[test]
+    fn of_one_task_and_of_many_the_ids_are_read() {
+        let one = reply_of(200, br#"{"id": "7-1", "replayed": true, "state": "pending"}"#);
         assert_eq!(
-            accepted,
+            one.of(0),
             Answer::Accepted {
                 id: "7-1".parse().unwrap(),
                 replay: true
             }
         );
+        let many = reply_of(201, br#"{"ids": ["7-1", "8-2"], "replayed": 0}"#);
+        assert_eq!(
+            many.of(1),
+            Answer::Accepted {
+                id: "8-2".parse().unwrap(),
+                replay: false
+            }
+        );
+        assert!(matches!(many.of(2), Answer::Unknown { .. }));
     }
 }

@@ -3,6 +3,7 @@
 //! | kind | payload | does |
 //! |---|---|---|
 //! | `append` | [`Append`] | writes its effect, may keep its transaction open for a while |
+//! | `count` | [`Append`] | nothing: its end is its effect |
 //! | `transfer` | [`Transfer`] | moves an amount between two accounts, and writes its effect |
 //! | `last` | [`Last`] | takes its time in one of three ways, then writes its effect |
 //! | `harm` | [`Harm`] | fails, panics, aborts the process, never returns, answers with hostile text |
@@ -28,6 +29,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub fn handlers(builder: Builder) -> Builder {
     builder
         .handler("append", append)
+        .handler("count", count)
         .handler("transfer", transfer)
         .handler("last", last)
         .handler("harm", harm)
@@ -132,6 +134,11 @@ async fn append(context: Context, append: Append) -> Result<(), Failure> {
     let _run = Run::started(&context);
     effect(&context, append.seq).await?;
     pause(append.ms).await;
+    Ok(())
+}
+
+async fn count(context: Context, _: Append) -> Result<(), Failure> {
+    let _run = Run::started(&context);
     Ok(())
 }
 

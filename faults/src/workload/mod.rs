@@ -16,6 +16,7 @@ mod admin;
 mod append;
 mod backlog;
 mod bank;
+mod batches;
 mod client;
 mod durations;
 pub mod handlers;
@@ -42,6 +43,7 @@ pub use storm::mismatches;
 pub fn all() -> Vec<Box<dyn Workload>> {
     vec![
         Box::new(append::KeyedAppend),
+        Box::new(batches::Batches),
         Box::new(bank::Bank),
         Box::new(durations::Durations),
         Box::new(harm::Harmful),
@@ -92,6 +94,11 @@ pub trait Workload: Send + Sync {
 
     /// What it does, in a line.
     fn what(&self) -> &'static str;
+
+    /// What a task of it costs the mesh, in tasks of W1.
+    fn cost(&self) -> f64 {
+        1.0
+    }
 
     /// Makes what must be there before the record of changes begins.
     async fn prepare(&self, _database_url: &str) -> anyhow::Result<()> {
