@@ -1,9 +1,11 @@
 //! What a run came to, in numbers.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::Violation;
-use super::gap::{gaps, percentile};
+use super::gap::{gaps, others};
 use super::trust::late_starts;
 use super::vacuity::takeovers;
 use super::windows::windows;
@@ -34,6 +36,12 @@ pub struct Figures {
     pub unknown_commits: u64,
     /// Starts outside of a trust window that only a stop of the process explains.
     pub late_starts: u64,
+    /// How often each kind of fault began.
+    pub faults_by_kind: BTreeMap<String, u64>,
+    /// The p99.9 of how long slots stood still before the first fault, µs; of several runs the longest.
+    pub quiet_gap: Option<i64>,
+    /// The longest standstill of a slot that no fault had hit, while kills or pauses hit others, µs.
+    pub other_gap: Option<i64>,
     /// For each slot that a fault hit while it had something to do: the fault, and for how long it stood still, µs.
     #[serde(skip)]
     pub gaps: Vec<(String, i64)>,
@@ -56,8 +64,17 @@ impl Figures {
             .changes
             .iter()
             .filter(|change| matches!(change.row, Row::Effect { .. }));
+        let windows = windows(history);
+        let mut faults_by_kind = BTreeMap::new();
+        for window in &windows {
+            *faults_by_kind.entry(window.id.to_owned()).or_default() += 1;
+        }
+        let (quiet_gap, other_gap) = others(history);
         Figures {
-            faults: windows(history).len() as u64,
+            faults: windows.len() as u64,
+            faults_by_kind,
+            quiet_gap,
+            other_gap,
             tasks: accepted.count() as u64,
             effects: effects.count() as u64,
             lost: count("lost") + count("vanished"),
@@ -88,19 +105,12 @@ impl Figures {
         self.takeovers += other.takeovers;
         self.unknown_commits += other.unknown_commits;
         self.late_starts += other.late_starts;
+        for (kind, count) in other.faults_by_kind {
+            *self.faults_by_kind.entry(kind).or_default() += count;
+        }
+        self.quiet_gap = self.quiet_gap.max(other.quiet_gap);
+        self.other_gap = self.other_gap.max(other.other_gap);
         self.gaps.extend(other.gaps);
-    }
-
-    /// For how long slots that this fault hit stood still, in ms: the p99 and the longest. `None`: it hit none.
-    pub fn gap_ms(&self, fault: &str) -> Option<(f64, f64)> {
-        let gaps: Vec<i64> = self
-            .gaps
-            .iter()
-            .filter(|(id, _)| id == fault)
-            .map(|(_, gap)| *gap)
-            .collect();
-        let longest = *gaps.iter().max()?;
-        Some((percentile(gaps, 0.99) as f64 / 1000.0, longest as f64 / 1000.0))
     }
 }
 
@@ -124,9 +134,9 @@ mod tests {
             (1, 2, 2, 1)
         );
         assert_eq!(figures.takeovers, 9);
-        let (p99, longest) = figures.gap_ms("N1").unwrap();
-        assert!(p99 > 0.0 && p99 == longest, "{p99} {longest}");
-        assert_eq!(figures.gap_ms("N2"), None);
+        assert_eq!(figures.faults_by_kind, [("N1".to_owned(), 1)].into());
+        assert_eq!(figures.gaps.len(), 1);
+        assert!(figures.gaps[0].0 == "N1" && figures.gaps[0].1 > 0);
         figures.add(figures.clone());
         assert_eq!((figures.tasks, figures.gaps.len()), (4, 2));
     }

@@ -11,7 +11,7 @@
 //! that it overlaps. Each further fault that begins while a slot waits grants it as much time again: the one that
 //! took the slot over may be the next to die.
 //!
-//! **Excluded.** Tasks that wait for a time, fail on purpose or are cancelled do not count as something to do. A gap that
+//! **Excluded.** Tasks that wait for a time, run for long, fail on purpose or are cancelled do not count as something to do. A gap that
 //! never ends is a lost task (I1, I8). Faults that only slow things down (no CPU, a bad network, clocks) promise no
 //! bound; how long slots stood still under them is reported.
 
@@ -98,6 +98,28 @@ impl Checker for Gap {
     }
 }
 
+/// Of slots that no kill and no pause hit: the p99.9 of their gaps before the first fault, and the longest while only kills and pauses hit
+/// others; µs.
+pub(super) fn others(history: &History) -> (Option<i64>, Option<i64>) {
+    let windows = windows(history);
+    let waits = waits(history);
+    let after = aftermath(history) / 1000;
+    let other = waits.iter().filter(|wait| {
+        let mut at_the_time = windows
+            .iter()
+            .filter(|window| overlaps(window, wait, after))
+            .peekable();
+        at_the_time.peek().is_some()
+            && at_the_time.all(|window| {
+                let alone = window.is_kill() || window.is_pause();
+                alone && !window.hits_all && wait.owner.is_some_and(|owner| !window.hits(owner))
+            })
+    });
+    let longest = other.map(|wait| wait.to - wait.from).max();
+    let quiet = quiet(&windows, &waits);
+    ((quiet > 0).then_some(quiet), longest)
+}
+
 fn overlaps(window: &Window<'_>, wait: &Wait, after: i64) -> bool {
     let from = window.before.map_or(i64::MIN, |moment| moment.committed_at);
     let to = window
@@ -176,7 +198,7 @@ fn waits(history: &History) -> Vec<Wait> {
         .filter(|submit| {
             submit.scheduled
                 || !matches!(submit.expected, Expected::Effect | Expected::NoEffect)
-                || submit.kind.as_ref() == "harm"
+                || matches!(&*submit.kind, "harm" | "last")
         })
         .filter_map(|submit| match submit.answer {
             Answer::Accepted { id, .. } => Some(id),
@@ -278,6 +300,7 @@ mod tests {
         build.tick(2 * S);
         build.finish(&living);
         build.fails(&Gap, "gap of others");
+        assert!(others(&build.history).1 > Some(2_000_000));
     }
 
     #[test]

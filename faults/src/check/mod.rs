@@ -43,7 +43,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    fn new(kind: &'static str, text: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: &'static str, text: impl Into<String>) -> Self {
         Violation {
             kind,
             text: text.into(),

@@ -10,16 +10,17 @@
 //! - any owner for a newcomer: a node that gets its first slots, without a pause of two TTLs by Postgres' clock in between. How long
 //!   that takes in all depends on the machine.
 //!
-//! Every other move is one too many.
+//! Every other move is one too many. And while all nodes are restarted in turn, once or twice, each slot moves at most twice in
+//! each round.
 //!
 //! **Excluded.** Moves during faults other than kills and pauses, and shortly after: where gossip is cut, nodes rightly differ about who
 //! is there. Meshes of more than 20 nodes, in which the bound on each node's load may move a few slots.
 
 use std::collections::{HashMap, HashSet};
 
-use super::windows::{aftermath, windows};
+use super::windows::{Window, aftermath, windows};
 use super::{Checker, Violation};
-use crate::history::{FencingKind, History, Row};
+use crate::history::{FencingKind, History, Row, Step};
 
 pub(super) struct Movement;
 
@@ -45,6 +46,7 @@ impl Checker for Movement {
         let mut joining: HashMap<i64, Option<i64>> = HashMap::new();
         let mut living: HashSet<i64> = HashSet::new();
         let mut baseline = 0;
+        let mut moves: HashMap<(usize, i32), u32> = HashMap::new();
         for change in &history.changes {
             let at = change.committed_at;
             match &change.row {
@@ -83,6 +85,11 @@ impl Checker for Movement {
                     let Some(from) = owners.insert(*slot, *to).filter(|from| from != to) else {
                         continue;
                     };
+                    for (place, window) in windows.iter().enumerate() {
+                        if rounds(window).is_some() && window.covers_commit(at, 0) {
+                            *moves.entry((place, *slot)).or_default() += 1;
+                        }
+                    }
                     let explained = newcomer
                         || change.transaction == baseline
                         || !living.contains(&from)
@@ -101,7 +108,26 @@ impl Checker for Movement {
                 _ => {}
             }
         }
+        let mut moves: Vec<_> = moves.into_iter().collect();
+        moves.sort_unstable();
+        for ((place, slot), times) in moves {
+            let most = 2 * rounds(&windows[place]).unwrap_or_default();
+            if times > most {
+                let text = format!(
+                    "slot {slot} moved {times} times while all nodes restarted in turn, {most} at most"
+                );
+                found.push(Violation::new("moved often", text));
+            }
+        }
         found
+    }
+}
+
+/// How often all nodes restart in turn during this fault; `None`: it is another one.
+fn rounds(window: &Window<'_>) -> Option<u32> {
+    match &window.begin.step {
+        Step::Fault { id, name, .. } if id == "N7" => Some(if name == "rolling-restart" { 1 } else { 2 }),
+        _ => None,
     }
 }
 
@@ -121,7 +147,6 @@ fn leaving(history: &History) -> HashSet<i64> {
 mod tests {
     use super::super::build::{Build, S};
     use super::*;
-    use crate::history::Step;
 
     fn settled() -> Build {
         let mut build = Build::mesh();
@@ -177,6 +202,19 @@ mod tests {
             build.tick(4 * S);
         }
         build.passes(&Movement);
+    }
+
+    #[test]
+    fn a_slot_that_moves_three_times_in_one_round_of_restarts_is_seen() {
+        for (name, kinds) in [("rolling-restart", 1), ("rolling-upgrade", 0)] {
+            let mut build = settled();
+            build.fault("N7", name, &[1, 2, 3]);
+            for (owner, epoch) in [(2, 2), (3, 3), (1, 4)] {
+                build.grant(0, owner, epoch);
+            }
+            build.step(Step::Heal { id: "N7".into() });
+            assert_eq!(Movement.check(&build.history).len(), kinds, "{name}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use super::{Begun, Fault, about, some};
-use crate::lab::{Host, Lab};
+use crate::lab::{Host, Lab, Options};
 
 /// How long a drain may take before it is cut short.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -190,12 +190,14 @@ async fn end_drain(host: &mut Host) -> Result<()> {
     Ok(())
 }
 
-/// N6: one node is killed again and again shortly after its start, before or just after it is ready.
+/// N6: one node is killed again and again shortly after its start, before or just after it is ready; each time the fault
+/// begins, the same node.
 ///
-/// Expected: gossip's state does not grow with the rounds; other nodes' slots move only by its joins.
+/// Expected: gossip's state does not grow with the rounds; other nodes' slots move only by its joins, which come later and later.
 #[derive(Default)]
 struct CrashLoop {
-    hit: Vec<usize>,
+    hit: Option<usize>,
+    dead: bool,
 }
 
 #[async_trait]
@@ -208,10 +210,16 @@ impl Fault for CrashLoop {
         "crash-loop"
     }
 
+    fn prepare(&self, options: &mut Options) {
+        options.env.push(("RINGMESH_REJOIN_DELAY".into(), "60s".into()));
+    }
+
     async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
-        self.hit = Share::One.draw(rng, lab.nodes().len());
-        let begun = about(lab, &self.hit, "eight starts of about a second").await;
-        let host = &mut lab.nodes_mut()[self.hit[0]];
+        let nodes = lab.nodes().len();
+        let node = *self.hit.get_or_insert_with(|| Share::One.draw(rng, nodes)[0]);
+        let begun = about(lab, &[node], "eight starts of about a second").await;
+        self.dead = true;
+        let host = &mut lab.nodes_mut()[node];
         for _ in 0..8 {
             host.spawn().await?;
             let lives = Duration::from_millis(rng.random_range(200..1800));
@@ -222,7 +230,11 @@ impl Fault for CrashLoop {
     }
 
     async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
-        start_again(lab, &std::mem::take(&mut self.hit)).await
+        // Not waited for: it takes slots only after a while.
+        match self.hit.filter(|_| std::mem::take(&mut self.dead)) {
+            Some(node) => lab.nodes_mut()[node].spawn().await,
+            None => Ok(()),
+        }
     }
 }
 
@@ -251,6 +263,9 @@ impl Rolling {
 
 /// The variable that names the program of an earlier version.
 const PREVIOUS: &str = "FAULTS_PREVIOUS";
+
+/// What the lab tells its nodes and earlier versions do not know, and refuse.
+const NEW: [(&str, &str); 1] = [("RINGMESH_REJOIN_DELAY", "0s")];
 
 /// Drains the nodes in this order, each when the one before is back.
 async fn restart_in_turn(lab: &mut Lab, order: &[usize], program: Option<&Path>) -> Result<()> {
@@ -294,6 +309,11 @@ impl Fault for Rolling {
             false => None,
         };
         self.present = previous.as_ref().map(|_| lab.nodes()[0].binary().to_owned());
+        for host in lab.nodes_mut().iter_mut().filter(|_| previous.is_some()) {
+            for (name, _) in NEW {
+                host.unset_env(name);
+            }
+        }
         restart_in_turn(lab, &order, previous.as_deref()).await?;
         Ok(begun)
     }
@@ -301,6 +321,9 @@ impl Fault for Rolling {
     async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
         let hit = std::mem::take(&mut self.hit);
         if let Some(present) = self.present.take() {
+            for host in lab.nodes_mut() {
+                NEW.iter().for_each(|(name, value)| host.set_env(name, value));
+            }
             restart_in_turn(lab, &hit, Some(&present)).await?;
         }
         start_again(lab, &hit).await

@@ -11,11 +11,13 @@ use super::{Begun, Fault, by_single_name};
 use crate::lab::{Lab, Options};
 
 /// What begins in which order.
-const ALL: [(&str, &[&str]); 7] = [
+const ALL: [(&str, &[&str]); 9] = [
     ("pause+kill", &["pause-one", "kill-one"]),
     ("halves+kill", &["halves", "kill-one"]),
     ("postgres-kill+pause", &["pause-minority", "postgres-kill"]),
     ("failover+rolling", &["failover-synchronous", "rolling-restart"]),
+    ("kill+failover", &["kill-one", "failover-synchronous"]),
+    ("small-packets+crash-loop", &["small-packets", "crash-loop"]),
     ("clock+pause", &["clock-shift", "pause-one"]),
     ("lost-commits+kill", &["lost-commits", "kill-one"]),
     (

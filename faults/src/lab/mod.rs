@@ -251,6 +251,8 @@ impl Lab {
             ),
             ("RINGMESH_TOKEN", self.token.clone()),
             ("RINGMESH_TTL", ttl),
+            // Faults follow each other faster than starts do where people run nodes.
+            ("RINGMESH_REJOIN_DELAY", "0s".into()),
             ("FAULTS_EVENTS", self.events.display().to_string()),
         ];
         let own = own.map(|(name, value)| (name.to_owned(), value));

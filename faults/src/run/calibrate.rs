@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use ringmesh::sqlx::{self, PgPool};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
@@ -14,17 +14,24 @@ use super::runner::{load, prepare, targets};
 use crate::lab::{self, Lab};
 use crate::workload;
 
-/// Before anything is measured: connections, caches, plans.
-const WARM_UP: Duration = Duration::from_secs(5);
-/// How long is measured.
-const MEASURED: Duration = Duration::from_secs(15);
+/// The rates that are tried, in effects of W1 a second: the first, and by how much each is above the one before.
+const FIRST: f64 = 80.0;
+const STEP: f64 = 1.25;
+const STEPS: i32 = 14;
+/// How long each is tried.
+const TRIED: Duration = Duration::from_secs(8);
+/// A rate is kept up if after that time no more tasks are open than arrive in this one, and so many of those meant were accepted.
+const OPEN: f64 = 0.5;
+const ACCEPTED: f64 = 0.95;
+/// How long the mesh may take to end what a rate has left.
+const DRAIN: Duration = Duration::from_secs(60);
 /// The part of the capacity that fault runs use.
 const PART: f64 = 0.5;
 
 /// What was measured once, by this very program.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Capacity {
-    /// Effects of W1 a second that the mesh can commit when half of them are of one key.
+    /// Effects of W1 a second that the mesh keeps up with; half of them are of one key.
     pub effects_per_second: f64,
     /// When the program was built, in seconds since 1970.
     program: u64,
@@ -52,7 +59,7 @@ pub async fn capacity(progress: &Progress) -> Result<Capacity> {
     }
     progress.say("measures what this machine can do");
     let capacity = Capacity {
-        effects_per_second: measure().await?,
+        effects_per_second: measure(progress).await?,
         program,
     };
     std::fs::write(&file, serde_json::to_vec(&capacity)?)
@@ -70,28 +77,45 @@ fn built() -> Result<u64> {
     Ok(modified.duration_since(UNIX_EPOCH)?.as_secs())
 }
 
-/// W1 with clients that send as fast as they are answered.
-async fn measure() -> Result<f64> {
+/// W1 at one rate after the other, until the mesh falls behind. (Clients that send as fast as they are answered would measure how fast
+/// tasks are accepted, and leave the key that gets half of them further and further behind.)
+async fn measure(progress: &Progress) -> Result<f64> {
     let lab = Lab::start_with(lab::Options::default(), async |url| prepare(url, &[]).await).await?;
     let db = PgPool::connect(&lab.database_url()).await?;
-    let stop = CancellationToken::new();
-    let workloads = workload::by_name("W1").into_iter().collect();
-    let mut clients = load(workloads, &targets(&lab)?, 0, None, &stop);
-    sleep(WARM_UP).await;
-    let (all, hot) = effects(&db).await?;
-    sleep(MEASURED).await;
-    let (all_after, hot_after) = effects(&db).await?;
-    stop.cancel();
-    while clients.join_next().await.is_some() {}
-    let rate = |before: i64, after: i64| (after - before) as f64 / MEASURED.as_secs_f64();
-    // One key runs one task at a time: it may be full before the mesh is, and in fault runs it gets half of all.
-    Ok(rate(all, all_after).min(2.0 * rate(hot, hot_after)))
+    let targets = targets(&lab)?;
+    let mut kept_up = 0.0;
+    for step in 0..STEPS {
+        let rate = FIRST * STEP.powi(step);
+        progress.say(format!("measures what this machine can do: {rate:.0}/s"));
+        let before = counted(&db).await?;
+        let stop = CancellationToken::new();
+        let workloads = workload::by_name("W1").into_iter().collect();
+        let mut clients = load(workloads, &targets, 0, Some(rate), &stop);
+        sleep(TRIED).await;
+        let (open, done) = counted(&db).await?;
+        stop.cancel();
+        while clients.join_next().await.is_some() {}
+        let accepted = (open + done - before.1) as f64 / TRIED.as_secs_f64();
+        if open as f64 > rate * OPEN || accepted < rate * ACCEPTED {
+            break;
+        }
+        kept_up = rate;
+        let drained = async {
+            while counted(&db).await?.0 > 0 {
+                sleep(Duration::from_millis(100)).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(DRAIN, drained)
+            .await
+            .context("the mesh does not end its work")??;
+    }
+    ensure!(kept_up > 0.0, "this machine cannot do {FIRST} effects a second");
+    Ok(kept_up)
 }
 
-async fn effects(db: &PgPool) -> Result<(i64, i64)> {
-    Ok(
-        sqlx::query_as("select count(*), count(*) filter (where key = 'hot') from ringmesh_faults.effect")
-            .fetch_one(db)
-            .await?,
-    )
+/// Open tasks, and effects.
+async fn counted(db: &PgPool) -> Result<(i64, i64)> {
+    let count = "select (select count(*) from ringmesh.task), (select count(*) from ringmesh_faults.effect)";
+    Ok(sqlx::query_as(count).fetch_one(db).await?)
 }

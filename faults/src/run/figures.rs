@@ -1,6 +1,6 @@
 //! What is counted of runs, for the report.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ringmesh::task::TaskId;
 use serde::Serialize;
@@ -56,9 +56,30 @@ pub struct Figures {
     pub unknown_answers: u64,
     /// From a submit's answer to its effect, before the first fault; milliseconds.
     pub quiet_ms_p99: Option<f64>,
+    /// For how long slots that had something to do stood still, before the first fault: p99.9, milliseconds.
+    pub quiet_gap_ms_p999: Option<f64>,
+    /// The longest time that a slot stood still whose owner no fault had hit, while kills or pauses hit others; milliseconds.
+    pub other_gap_ms_max: Option<f64>,
+    /// How often each kind of fault began.
+    pub faults_by_kind: BTreeMap<String, u64>,
+    /// For how long slots stood still that it hit and that had something to do.
+    pub gaps_ms: BTreeMap<String, Gaps>,
     /// What the percentiles are computed from.
     #[serde(skip)]
     pub raw: Raw,
+}
+
+/// Times in milliseconds, over slots and faults.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Gaps {
+    /// How many.
+    pub count: usize,
+    /// Half of them are not above.
+    pub p50: f64,
+    /// 99 of 100 are not above.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
 }
 
 /// Single values, kept so that several runs have percentiles together.
@@ -131,8 +152,28 @@ impl Figures {
         self.takeovers = counted.takeovers;
         self.unknown_commits = counted.unknown_commits;
         self.late_starts = counted.late_starts;
-        (self.gap_ms_p99_kill, self.gap_ms_max_kill) = counted.gap_ms("N1").unzip();
-        (self.gap_ms_p99_pause, self.gap_ms_max_pause) = counted.gap_ms("N2").unzip();
+        self.faults_by_kind.clone_from(&counted.faults_by_kind);
+        let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (fault, gap) in &counted.gaps {
+            values
+                .entry(fault.clone())
+                .or_default()
+                .push(*gap as f64 / 1000.0);
+        }
+        let summed = |mut values: Vec<f64>| Gaps {
+            count: values.len(),
+            p50: quantile(&mut values, 0.5).unwrap_or_default(),
+            p99: quantile(&mut values, 0.99).unwrap_or_default(),
+            max: quantile(&mut values, 1.0).unwrap_or_default(),
+        };
+        let values = values.into_iter();
+        self.gaps_ms = values.map(|(fault, values)| (fault, summed(values))).collect();
+        let of = |fault: &str| self.gaps_ms.get(fault).map(|gaps| (gaps.p99, gaps.max)).unzip();
+        (self.gap_ms_p99_kill, self.gap_ms_max_kill) = of("N1");
+        (self.gap_ms_p99_pause, self.gap_ms_max_pause) = of("N2");
+        let ms = |gap: i64| gap as f64 / 1000.0;
+        self.quiet_gap_ms_p999 = counted.quiet_gap.map(ms);
+        self.other_gap_ms_max = counted.other_gap.map(ms);
         self.quiet_ms_p99 = quantile(&mut self.raw.quiet, 0.99);
         self
     }

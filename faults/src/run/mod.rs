@@ -7,9 +7,11 @@
 //! | [`runner`] | one run: quiet, faults, heal, drain, checks |
 //! | [`suite`] | many runs |
 //! | `calm` | whether nothing moved while nothing was broken |
+//! | `ageing` | whether each minute is as good as the first |
 //! | [`calibrate`] | how much the machine can do |
 //! | [`figures`], [`report`] | what is counted and shown |
 
+mod ageing;
 pub mod calibrate;
 mod calm;
 pub mod figures;
@@ -105,9 +107,17 @@ pub async fn command(args: Args) -> Result<bool> {
         }
     };
     let mut outcomes = Vec::new();
+    let mut left_out = Vec::new();
     let mut broken = 0;
     for (scenario, seed, length) in planned.take_while(|_| end.is_none_or(|end| Instant::now() < end)) {
         let name = scenario.name;
+        if let Err(why) = scenario.can() {
+            if args.run.is_some() {
+                return Err(why);
+            }
+            left_out.push(format!("left out: {name}: {why:#}"));
+            continue;
+        }
         let job = Job {
             scenario,
             seed,
@@ -141,6 +151,8 @@ pub async fn command(args: Args) -> Result<bool> {
         ..sum
     };
     println!("{}", report::table(&outcomes, &sum));
+    println!("{}", report::gaps(&sum));
+    left_out.iter().for_each(|line| println!("{line}"));
     if let Some(file) = &args.json {
         report::write(&sum, file)?;
     }
@@ -162,8 +174,12 @@ fn summary(outcome: &Outcome) -> String {
     if failure.is_empty() {
         let figures = &outcome.figures;
         return format!(
-            "passed: {} with seed {}: {} faults, {} tasks",
-            outcome.job.scenario.name, outcome.job.seed, figures.faults, figures.tasks
+            "passed: {} with seed {}: {} faults, {} tasks\n{}",
+            outcome.job.scenario.name,
+            outcome.job.seed,
+            figures.faults,
+            figures.tasks,
+            ageing::table(&outcome.minutes)
         );
     }
     failure

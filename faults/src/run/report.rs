@@ -1,5 +1,6 @@
 //! What is shown of runs: progress and failures on standard error, figures on standard output.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use anyhow::{Context as _, Result};
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::ageing;
 use super::figures::Figures;
 use super::runner::{Job, Outcome};
 use super::scenario::{self, Scenario};
@@ -81,6 +83,7 @@ pub fn failure(outcome: &Outcome) -> String {
     for line in &outcome.timeline {
         text += &format!("  {line}\n");
     }
+    text += &ageing::table(&outcome.minutes);
     for reason in &outcome.invalid {
         text += &format!("it proves nothing: {reason}\n");
     }
@@ -94,7 +97,15 @@ pub fn failure(outcome: &Outcome) -> String {
         }
     }
     if outcome.violations.len() > VIOLATIONS {
-        text += &format!("and {} more\n", outcome.violations.len() - VIOLATIONS);
+        text += &format!("and {} more; in all", outcome.violations.len() - VIOLATIONS);
+        let mut kinds: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+        for (checker, violation) in &outcome.violations {
+            *kinds.entry((checker, violation.kind)).or_default() += 1;
+        }
+        for ((checker, kind), count) in kinds {
+            text += &format!(" {checker} {kind}: {count};");
+        }
+        text += "\n";
     }
     for (checker, violation) in outcome.tolerated.iter().take(ROWS) {
         text += &format!("allowed here: {checker}: {}\n", violation.text);
@@ -146,6 +157,35 @@ pub fn table(outcomes: &[Outcome], sum: &Figures) -> Table {
     let head = [format!("{} runs", outcomes.len()), String::new(), String::new()];
     let passed = outcomes.iter().filter(|outcome| outcome.passed()).count();
     table.add_row(row(head, sum, &format!("{passed} passed")));
+    table
+}
+
+/// For how long slots stood still that a fault hit, a row for each kind of fault, and then all others.
+pub fn gaps(sum: &Figures) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["fault", "injected", "gaps", "p50 ms", "p99 ms", "max ms"]);
+    for (id, injected) in &sum.faults_by_kind {
+        let mut row = vec![id.clone(), injected.to_string()];
+        match sum.gaps_ms.get(id) {
+            Some(gaps) => {
+                row.push(gaps.count.to_string());
+                row.extend([gaps.p50, gaps.p99, gaps.max].map(|ms| format!("{ms:.0}")));
+            }
+            None => row.extend(["0", "-", "-", "-"].map(String::from)),
+        }
+        table.add_row(row);
+    }
+    if let (Some(quiet), Some(others)) = (sum.quiet_gap_ms_p999, sum.other_gap_ms_max) {
+        table.add_row([
+            "slots of others under kills and pauses".to_owned(),
+            String::new(),
+            String::new(),
+            String::new(),
+            format!("{quiet:.0} (p99.9, nothing broken)"),
+            format!("{others:.0}"),
+        ]);
+    }
     table
 }
 

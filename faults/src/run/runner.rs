@@ -10,10 +10,11 @@ use rand::rngs::StdRng;
 use ringmesh::sqlx::postgres::PgPoolOptions;
 use ringmesh::sqlx::{PgPool, query_scalar};
 use ringmesh::store::{self, Store};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::ageing::{self, Look, Minute};
 use super::calm;
 use super::figures::Figures;
 use super::report::Progress;
@@ -70,6 +71,8 @@ pub struct Outcome {
     pub invalid: Vec<String>,
     /// What happened when, a line each.
     pub timeline: Vec<String>,
+    /// What each minute cost, up to the drain.
+    pub minutes: Vec<Minute>,
     /// Where logs are kept.
     pub logs: Option<PathBuf>,
 }
@@ -98,11 +101,7 @@ pub async fn run(job: Job, progress: &Progress) -> Result<Outcome> {
         .iter()
         .map(|name| workload::by_name(name).with_context(|| format!("no workload is called {name}")))
         .collect::<Result<Vec<_>>>()?;
-    for fault in &faults {
-        fault
-            .can()
-            .with_context(|| format!("{} cannot be done here", fault.name()))?;
-    }
+    scenario.can()?;
     let mut options = lab::Options {
         seed: job.seed,
         ready_within: READY,
@@ -163,7 +162,7 @@ pub(super) fn targets(lab: &Lab) -> Result<Targets> {
     })
 }
 
-/// Lets clients of these workloads begin; they share the rate.
+/// Lets clients of these workloads begin; they share the rate, in tasks of W1.
 pub(super) fn load(
     workloads: Vec<Box<dyn Workload>>,
     targets: &Targets,
@@ -175,6 +174,7 @@ pub(super) fn load(
     let mut clients = JoinSet::new();
     for (number, workload) in workloads.into_iter().enumerate() {
         let (targets, stop) = (targets.clone(), stop.clone());
+        let share = share.map(|share| share / workload.cost());
         let seed = seed.wrapping_mul(31).wrapping_add(number as u64);
         clients.spawn(async move { workload.run(targets, seed, share, stop).await });
     }
@@ -188,6 +188,7 @@ struct Started {
     db: PgPool,
     stop: CancellationToken,
     clients: JoinSet<Vec<Submit>>,
+    looks: JoinHandle<Vec<Look>>,
     began: Instant,
     moments: Vec<Moment>,
     timeline: Vec<String>,
@@ -213,13 +214,17 @@ impl Started {
         });
         let observer = Observer::start(&url, nodes.collect(), lab.events_dir().to_owned()).await?;
         let stop = CancellationToken::new();
-        let clients = load(workloads, &targets(lab)?, job.seed, Some(job.rate), &stop);
+        let targets = targets(lab)?;
+        let clients = load(workloads, &targets, job.seed, Some(job.rate), &stop);
+        let events = lab.events_dir().to_owned();
+        let looks = tokio::spawn(ageing::watch(db.clone(), targets, events, stop.clone()));
         Ok(Started {
             job,
             observer,
             db,
             stop,
             clients,
+            looks,
             began: Instant::now(),
             moments: Vec::new(),
             timeline: Vec::new(),
@@ -272,6 +277,8 @@ impl Started {
             .iter()
             .filter(|submit| workload::is_unknown_commit(submit));
         history.end.unknown_commits = lost_replies + said.count() as u64;
+        let looks = self.looks.await.context("the minutes were not measured")?;
+        let minutes = ageing::minutes(&looks, &history);
         let history = Arc::new(history);
         let checked = history.clone();
         let (mut violations, figures) = tokio::task::spawn_blocking(move || checked_all(&checked)).await?;
@@ -287,6 +294,13 @@ impl Started {
             (tolerated, violations) = violations.into_iter().partition(|(checker, _)| *checker == "I1");
         }
         violations.extend(self.seen);
+        let other = |kind| move |text| (kind, Violation::new(kind, text));
+        if scenario.still {
+            violations.extend(calm::moves(&history).into_iter().map(other("still")));
+        }
+        if scenario.steady {
+            violations.extend(ageing::worse(&minutes).into_iter().map(other("steady")));
+        }
         let figures = Figures {
             invalid_runs: u64::from(!invalid.is_empty()),
             ..figures
@@ -298,6 +312,7 @@ impl Started {
             tolerated,
             invalid,
             timeline: self.timeline,
+            minutes,
             logs: None,
         };
         if !outcome.passed() {
@@ -386,14 +401,7 @@ impl Started {
             Err(error) => {
                 let text = format!("after {id} {name} the mesh was not whole again: {error:#}");
                 self.say(&text);
-                self.seen.push((
-                    "heal",
-                    Violation {
-                        kind: "not whole",
-                        text,
-                        rows: Vec::new(),
-                    },
-                ));
+                self.seen.push(("heal", Violation::new("not whole", text)));
             }
         }
         self.moment(Step::Heal { id }).await;
@@ -424,6 +432,13 @@ impl Started {
                 if let Err(error) = started {
                     self.void(format!("{name} did not start again: {error:#}"));
                 }
+            }
+        }
+        // Some faults leave nodes that live, and may still wait before they take slots.
+        for host in lab.nodes_mut() {
+            if let Err(error) = host.wait_ready(READY).await {
+                let text = format!("after all faults {} did not get ready: {error:#}", host.name());
+                self.seen.push(("heal", Violation::new("not whole", text)));
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
+
 use super::schedule::Rhythm;
 use crate::check::Requirements;
 use crate::{fault, lab};
@@ -31,6 +33,10 @@ pub struct Scenario {
     pub nodes_end: bool,
     /// Whether accepted tasks may be lost: a limit that the product declares. They are counted and shown.
     pub may_lose: bool,
+    /// Whether no node may be declared dead and no slot may move, whatever is broken.
+    pub still: bool,
+    /// Whether each minute must be about as good as the first: throughput, scans.
+    pub steady: bool,
 }
 
 const fn turns(on: u64, off: u64) -> Rhythm {
@@ -58,6 +64,11 @@ const UNKNOWN_COMMITS: Requirements = Requirements {
     unknown_commits: true,
     ..NOTHING
 };
+const ALL: Requirements = Requirements {
+    refused_writes: true,
+    takeovers: true,
+    unknown_commits: true,
+};
 
 /// What most scenarios are.
 const USUAL: Scenario = Scenario {
@@ -72,10 +83,27 @@ const USUAL: Scenario = Scenario {
     seconds: 60,
     nodes_end: false,
     may_lose: false,
+    still: false,
+    steady: false,
 };
 
 /// The run that no other counts without: nothing is broken, and nothing may move.
 pub const CALM: &str = "calm";
+
+impl Scenario {
+    /// Why it cannot be run on this machine.
+    ///
+    /// # Errors
+    /// That is what it answers with.
+    pub fn can(&self) -> Result<()> {
+        for fault in self.faults.iter().filter_map(|name| fault::by_name(name)) {
+            fault
+                .can()
+                .with_context(|| format!("{} cannot be done here", fault.name()))?;
+        }
+        Ok(())
+    }
+}
 
 /// All scenarios: those written down here, and one for each fault that has none of its name.
 pub fn all() -> Vec<Scenario> {
@@ -97,6 +125,7 @@ pub fn all() -> Vec<Scenario> {
                 _ => NOTHING,
             },
             rhythm: turns(10, 10),
+            seconds: 25,
             ..USUAL
         });
     }
@@ -274,6 +303,53 @@ fn written() -> Vec<Scenario> {
             ..USUAL
         },
         Scenario {
+            name: "ci",
+            what: "kills, pauses, restarts of Postgres and lost replies to COMMIT, a minute of each",
+            workloads: &["W1", "W2", "W1-batch", "W4"],
+            faults: vec!["kill-one", "pause-one", "postgres-kill", "lost-commits"],
+            needs: ALL,
+            seconds: 240,
+            ..USUAL
+        },
+        Scenario {
+            name: "tour",
+            what: "every fault that any lab allows, one after the other, for hundreds of them in one mesh",
+            workloads: &["W1", "W2", "W1-batch", "W4"],
+            faults: on_tour(),
+            needs: ALL,
+            seconds: 600,
+            ..USUAL
+        },
+        Scenario {
+            name: "hour",
+            what: "an old snapshot is held all the time, and a node starts and dies all the time: nothing may slow down or grow",
+            workloads: &["W1", "W1-batch"],
+            faults: vec!["held-xmin", "crash-loop"],
+            rhythm: Rhythm::Beneath(Duration::from_secs(1), Duration::from_secs(2)),
+            needs: TAKEOVERS,
+            steady: true,
+            seconds: 3600,
+            ..USUAL
+        },
+        Scenario {
+            name: "starved",
+            what: "all processors are busy with something else for ten minutes, and no slot moves",
+            faults: vec!["cpu-busy"],
+            rhythm: Rhythm::Beneath(Duration::ZERO, Duration::ZERO),
+            still: true,
+            seconds: 600,
+            ..USUAL
+        },
+        Scenario {
+            name: "failover-at-work",
+            what: "a standby is promoted while tasks of up to five leases run",
+            workloads: &["W4"],
+            faults: vec!["failover-synchronous"],
+            rhythm: turns(10, 20),
+            seconds: 90,
+            ..USUAL
+        },
+        Scenario {
             name: "all-at-once",
             what: "restarts of Postgres, pauses, kills, cuts and lost replies, begun one by one and healed in another order (N30)",
             workloads: &["W1", "W2", "W6", "W9"],
@@ -291,6 +367,32 @@ fn written() -> Vec<Scenario> {
             ..USUAL
         },
     ]
+}
+
+/// The faults that need nothing special of a lab, and that are over within seconds.
+fn on_tour() -> Vec<&'static str> {
+    const NOT_THOSE: [&str; 5] = [
+        "black-hole",
+        "postgres-slow-start",
+        "cpu-busy",
+        "swizzle-clog",
+        // What a seed draws must not depend on what lies on the machine.
+        "rolling-upgrade",
+    ];
+    let fits = |fault: &dyn fault::Fault| {
+        let mut options = lab::Options::default();
+        fault.prepare(&mut options);
+        let special = options.standby.is_some()
+            || options.pooler.is_some()
+            || options.disk.is_some()
+            || options.clocks
+            || options.relayed
+            || !options.postgres.is_empty()
+            || !options.env.is_empty();
+        !special && !NOT_THOSE.contains(&fault.name())
+    };
+    let faults = fault::all().into_iter().filter(|fault| fits(fault.as_ref()));
+    faults.map(|fault| fault.name()).collect()
 }
 
 /// The scenario of this name.

@@ -14,6 +14,8 @@ pub enum Rhythm {
     Turns(Duration, Duration),
     /// Each five seconds another random set of faults acts; a quarter of the time none does.
     Subsets,
+    /// The first fault acts all the time; the others follow each other meanwhile, as in turns.
+    Beneath(Duration, Duration),
     /// Begins all faults one after the other, in random order, lets them act together, and heals them in another order.
     Swizzle,
 }
@@ -27,6 +29,9 @@ impl fmt::Display for Rhythm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Rhythm::Turns(on, off) => write!(f, "{}/{} s", on.as_secs_f64(), off.as_secs_f64()),
+            Rhythm::Beneath(on, off) => {
+                write!(f, "all the time, {}/{} s", on.as_secs_f64(), off.as_secs_f64())
+            }
             Rhythm::Subsets => f.write_str("subsets"),
             Rhythm::Swizzle => f.write_str("swizzle"),
         }
@@ -59,6 +64,10 @@ pub fn schedule(rhythm: Rhythm, faults: usize, seed: u64, length: Duration) -> S
         return steps;
     }
     let mut acting = vec![false; faults];
+    if let Rhythm::Beneath(..) = rhythm {
+        steps.push((at, Step::Begin(0, rng.random())));
+        acting[0] = true;
+    }
     // In turns each fault comes equally often, in random order.
     let mut deck: Vec<usize> = Vec::new();
     while at < length {
@@ -69,6 +78,13 @@ pub fn schedule(rhythm: Rhythm, faults: usize, seed: u64, length: Duration) -> S
                     deck.shuffle(&mut rng);
                 }
                 let fault = deck.pop().unwrap_or_default();
+                steps.push((at, Step::Begin(fault, rng.random())));
+                steps.push((at + on, Step::Heal(fault)));
+                at += on + off;
+            }
+            Rhythm::Beneath(..) if faults == 1 => at = length,
+            Rhythm::Beneath(on, off) => {
+                let fault = rng.random_range(1..faults);
                 steps.push((at, Step::Begin(fault, rng.random())));
                 steps.push((at + on, Step::Heal(fault)));
                 at += on + off;
@@ -113,7 +129,12 @@ pub fn schedule(rhythm: Rhythm, faults: usize, seed: u64, length: Duration) -> S
 mod tests {
     use super::*;
 
-    const RHYTHMS: [Rhythm; 3] = [Rhythm::FIVES, Rhythm::Subsets, Rhythm::Swizzle];
+    const RHYTHMS: [Rhythm; 4] = [
+        Rhythm::FIVES,
+        Rhythm::Beneath(Duration::from_secs(5), Duration::from_secs(5)),
+        Rhythm::Subsets,
+        Rhythm::Swizzle,
+    ];
 
     #[test]
     fn same_seed_gives_the_same_schedule_and_another_seed_another() {
@@ -161,6 +182,19 @@ mod tests {
             .collect();
         begun.sort_unstable();
         assert_eq!(begun, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn beneath_others_the_first_fault_begins_once_and_ends_last() {
+        let beneath = Rhythm::Beneath(Duration::from_secs(2), Duration::from_secs(3));
+        let steps = schedule(beneath, 3, 3, Duration::from_secs(50));
+        let first: Vec<usize> = (0..steps.len())
+            .filter(|place| matches!(steps[*place].1, Step::Begin(0, _) | Step::Heal(0)))
+            .collect();
+        assert_eq!(first, [0, steps.len() - 1]);
+        assert_eq!(steps.len(), 2 + 2 * 10);
+        let alone = schedule(beneath, 1, 3, Duration::from_secs(50));
+        assert_eq!(alone.last(), Some(&(Duration::from_secs(50), Step::Heal(0))));
     }
 
     #[test]
