@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringmesh_ring::{Key, Slot};
 
+use crate::run::let_go;
 use crate::telemetry::{field, metric};
 
 type Values = Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>;
@@ -75,7 +76,9 @@ impl Caches {
             let Some((_, oldest)) = keys.by_use.pop_first() else {
                 break;
             };
-            keys.by_key.remove(&oldest);
+            if let Some(entry) = keys.by_key.remove(&oldest) {
+                let_go(entry);
+            }
         }
         values
     }
@@ -83,15 +86,16 @@ impl Caches {
     /// Drops the caches of the keys of these slots.
     pub(crate) fn forget(&self, slots: &std::collections::HashSet<Slot>) {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        let keys = &mut *keys;
-        let by_use = &mut keys.by_use;
-        keys.by_key.retain(|_, entry| {
-            let stays = !slots.contains(&entry.slot);
-            if !stays {
-                by_use.remove(&entry.used);
-            }
-            stays
-        });
+        let gone: Vec<Entry> = keys
+            .by_key
+            .extract_if(|_, entry| slots.contains(&entry.slot))
+            .map(|(_, entry)| entry)
+            .collect();
+        for entry in &gone {
+            keys.by_use.remove(&entry.used);
+        }
+        drop(keys);
+        gone.into_iter().for_each(let_go);
     }
 
     /// Keys held, hits, misses.
@@ -107,6 +111,13 @@ impl Caches {
             self.hits.load(Ordering::Relaxed),
             self.misses.load(Ordering::Relaxed),
         )
+    }
+}
+
+impl Drop for Caches {
+    fn drop(&mut self) {
+        let keys = self.keys.get_mut().unwrap_or_else(PoisonError::into_inner);
+        keys.by_key.drain().for_each(let_go);
     }
 }
 

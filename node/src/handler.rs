@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::context::Context;
+use crate::run::ERROR_BYTES;
 
 /// What a handler's run came to, as JSON text; `None`: no result to keep.
 pub(crate) type Answer = Result<Option<String>, Failure>;
@@ -185,7 +186,8 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         let mut text = error.to_string();
         let mut source = error.source();
-        while let Some(cause) = source {
+        // A chain may lead back to itself. No more is kept anyway.
+        while let Some(cause) = source.filter(|_| text.len() <= ERROR_BYTES) {
             text.push_str(": ");
             text.push_str(&cause.to_string());
             source = cause.source();

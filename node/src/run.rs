@@ -66,7 +66,11 @@ pub(crate) async fn run(
     })
     .catch_unwind()
     .await
-    .unwrap_or_else(|panic| Err(Failure::new(format_args!("panic: {}", panic_text(&*panic)))));
+    .unwrap_or_else(|panic| {
+        let failure = Failure::new(format_args!("panic: {}", panic_text(&*panic)));
+        let_go(panic);
+        Err(failure)
+    });
     if failpoint::at(failpoint::HANDLED).await.is_err() {
         inner.transaction.end();
         return Outcome::Unknown;
@@ -117,6 +121,14 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("without a text")
+}
+
+/// Drops what a handler made, which may panic at that: where it is dropped by others than the handler, it must not take them along.
+pub(crate) fn let_go<T>(value: T) {
+    if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        // It may panic once more.
+        std::mem::forget(panic);
+    }
 }
 
 /// A result as Postgres takes it.
