@@ -357,8 +357,8 @@ impl Hints {
         if !message.passed.is_empty() {
             self.shared.take_tasks(message.passed);
         }
-        for id in message.cancelled {
-            self.shared.take_cancelled(id);
+        if !message.cancelled.is_empty() {
+            tokio::spawn(take_cancels(Arc::clone(&self.shared), message.cancelled));
         }
         for id in message.ended {
             self.shared.waits.ended(id);
@@ -445,6 +445,24 @@ impl Shared {
             Ok(response)
         } else {
             Err(Error::Status(to, response.status().as_u16()))
+        }
+    }
+}
+
+/// Tells dispatch of those of these tasks that Postgres does not hold as open. A hint decides nothing, and a task that is dropped
+/// from memory though nobody cancelled it would stay claimed, and its key with it.
+async fn take_cancels(shared: Arc<Shared>, cancelled: Vec<TaskId>) {
+    let looks = cancelled
+        .into_iter()
+        .map(async |id| (id, shared.waits.look(id).await));
+    for (id, look) in futures::future::join_all(looks).await {
+        match look {
+            Ok(view) if view.as_ref().is_none_or(|view| view.state.is_final()) => shared.take_cancelled(id),
+            Ok(_) => {
+                tracing::warn!(task = %id, "a node says that a task was cancelled, and Postgres does not")
+            }
+            // As if it had been lost.
+            Err(_) => drop_hints(1),
         }
     }
 }

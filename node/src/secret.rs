@@ -59,6 +59,8 @@ pub(crate) struct Signer {
 
 impl Signer {
     pub(crate) const HEADER: &str = "x-ringmesh-mac";
+    /// How long a MAC is, in characters.
+    pub(crate) const LENGTH: usize = 64;
 
     pub(crate) fn new(cluster: &Secret) -> Self {
         Signer {
