@@ -355,9 +355,13 @@ impl<'a> Scanner<'a> {
             }
             self.digits()?;
         }
-        // Fewer characters without an exponent cannot leave the range, and most numbers are short.
+        // Fewer characters without an exponent cannot leave the range, and most numbers are short. serde_json, which handlers
+        // read with, leaves it a little earlier: it rounds on the way.
         let text = &self.text[begin..self.at];
-        if (exponent || text.len() > 300) && !text.parse::<f64>().is_ok_and(f64::is_finite) {
+        let in_range = |text: &str| {
+            text.parse::<f64>().is_ok_and(f64::is_finite) && serde_json::from_str::<f64>(text).is_ok()
+        };
+        if (exponent || text.len() > 300) && !in_range(text) {
             return Err(Error::NumberRange { at: begin });
         }
         Ok(())

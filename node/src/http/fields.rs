@@ -86,10 +86,19 @@ pub(super) fn submit(text: &str, now: DateTime<Utc>) -> Result<Submit, Failure> 
             "priority" => &mut task.priority,
             "max_attempts" => &mut task.max_attempts,
             "timeout" => &mut task.timeout,
-            _ => return Err(Failure::invalid(shorten(&name), "there is no such field")),
+            _ => {
+                return Err(Failure::invalid(
+                    shorten(&name),
+                    "there is no such field; those of a task are kind, key, payload, idempotency_key, run_at, delay, priority, \
+                     max_attempts and timeout",
+                ));
+            }
         };
         if field.replace(value).is_some() {
-            return Err(Failure::invalid(name.into_owned(), "given twice"));
+            return Err(Failure::invalid(
+                name.into_owned(),
+                "is given twice; give it once",
+            ));
         }
     }
     // Null is a payload; anywhere else it means "not given".
@@ -104,14 +113,19 @@ pub(super) fn submit(text: &str, now: DateTime<Utc>) -> Result<Submit, Failure> 
         Key::new(required("key", task.key)?).map_err(|error| Failure::invalid("key", error.to_string()))?;
     let payload = task
         .payload
-        .ok_or_else(|| Failure::invalid("payload", "is missing"))?;
+        .ok_or_else(|| Failure::invalid("payload", "is missing; give null for none"))?;
     let payload = json::raw(payload)?;
     let idempotency_key = match given(task.idempotency_key) {
         Some(value) => Some(idempotency_key(text_of("idempotency_key", &value)?)?),
         None => None,
     };
     let run_at = match (given(task.run_at), given(task.delay)) {
-        (Some(_), Some(_)) => return Err(Failure::invalid("delay", "cannot be given together with run_at")),
+        (Some(_), Some(_)) => {
+            return Err(Failure::invalid(
+                "delay",
+                "cannot be given together with run_at; give one of them",
+            ));
+        }
         (Some(value), None) => Some(run_at(&text_of("run_at", &value)?)?),
         (None, Some(value)) => delay(&value, now)?,
         (None, None) => None,
@@ -157,7 +171,9 @@ fn shorten(name: &str) -> String {
 fn required(field: &'static str, value: Option<&RawValue>) -> Result<String, Failure> {
     text_of(
         field,
-        value.ok_or_else(|| Failure::invalid(field, "is missing"))?.get(),
+        value
+            .ok_or_else(|| Failure::invalid(field, "is missing; every task has one"))?
+            .get(),
     )
 }
 
@@ -197,29 +213,28 @@ fn whole(field: &'static str, value: &str, low: u32, high: u32) -> Result<u32, F
 }
 
 /// A time, rounded up to what Postgres keeps: a task is never due early.
-fn run_at(text: &str) -> Result<DateTime<Utc>, Failure> {
+pub(super) fn run_at(text: &str) -> Result<DateTime<Utc>, Failure> {
     let refused = || {
         Failure::invalid(
             "run_at",
             "must be a time like 2030-01-31T09:30:00Z, from 1970 to 9999",
         )
     };
-    let time = DateTime::parse_from_rfc3339(text)
-        .map_err(|_| refused())?
-        .to_utc();
-    let micros = i64::from(time.timestamp_subsec_nanos().div_ceil(1_000));
-    let micros = time
-        .timestamp()
-        .checked_mul(1_000_000)
-        .and_then(|whole| whole.checked_add(micros))
-        .ok_or_else(refused)?;
-    DateTime::from_timestamp_micros(micros)
+    let time = DateTime::parse_from_rfc3339(text).map_err(|_| refused())?;
+    to_micros(time.to_utc())
         .filter(|time| (1970..=9999).contains(&time.year()))
         .ok_or_else(refused)
 }
 
+/// Rounded up to what Postgres keeps.
+fn to_micros(time: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    let micros = i64::from(time.timestamp_subsec_nanos().div_ceil(1_000));
+    let whole = time.timestamp().checked_mul(1_000_000)?;
+    DateTime::from_timestamp_micros(whole.checked_add(micros)?)
+}
+
 /// No delay is no time: such a task is due at once.
-fn delay(value: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, Failure> {
+pub(super) fn delay(value: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, Failure> {
     let refused = || {
         Failure::invalid(
             "delay",
@@ -233,11 +248,12 @@ fn delay(value: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, Failu
         return Ok(None);
     }
     let micros = i64::try_from(delay.as_nanos().div_ceil(1_000)).map_err(|_| refused())?;
-    Ok(Some(now + TimeDelta::microseconds(micros)))
+    let due = to_micros(now).and_then(|now| now.checked_add_signed(TimeDelta::microseconds(micros)));
+    due.map(Some).ok_or_else(refused)
 }
 
 /// Rounded up to milliseconds.
-fn timeout(value: &str) -> Result<Duration, Failure> {
+pub(super) fn timeout(value: &str) -> Result<Duration, Failure> {
     let timeout = json_duration(value)
         .filter(|timeout| (MIN_TIMEOUT..=MAX_TIMEOUT).contains(timeout))
         .ok_or_else(|| {
