@@ -72,6 +72,10 @@ macro_rules! optional {
                 <$type as Value>::parse(text).map(Some)
             }
 
+            fn from_toml(value: &toml::Value) -> Result<Self, String> {
+                <$type as Value>::from_toml(value).map(Some)
+            }
+
             fn show(&self) -> Option<String> {
                 self.as_ref().and_then(Value::show)
             }
@@ -223,6 +227,11 @@ impl fmt::Display for DatabaseUrl {
         let Some((scheme, rest)) = self.0.split_once("://") else {
             return f.write_str("***");
         };
+        let (at, query) = (rest.rfind('@'), rest.find('?'));
+        // What is no URL may be a password anywhere, and an `@` behind a `?` may belong to one.
+        if reqwest::Url::parse(&self.0).is_err() || (query.is_some() && at > query) {
+            return write!(f, "{scheme}://***");
+        }
         // Parameters may hold a password too (`?password=…`).
         let (rest, parameters) = match rest.split_once('?') {
             Some((rest, _)) => (rest, "?***"),

@@ -35,6 +35,7 @@ pub(crate) mod testing_owner;
 mod transaction;
 #[cfg(test)]
 mod upkeep_races_tests;
+mod url;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,7 +176,7 @@ impl Store {
     /// `Refused` if a URL does not parse.
     pub fn new(options: &Options) -> Result<Self, Error> {
         let connect = |url: &str| -> Result<PgConnectOptions, Error> {
-            let connect: PgConnectOptions = url.parse().map_err(Error::Refused)?;
+            let connect: PgConnectOptions = url::known(url).parse().map_err(Error::Refused)?;
             Ok(connect.application_name(&options.application))
         };
         let database = connect(&options.url)?;
