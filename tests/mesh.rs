@@ -30,12 +30,16 @@ mod pause;
 mod pooler;
 #[path = "mesh/postgres.rs"]
 mod postgres;
+#[path = "mesh/privileges.rs"]
+mod privileges;
 #[path = "mesh/refused.rs"]
 mod refused;
 #[path = "mesh/restart.rs"]
 mod restart;
 #[path = "mesh/retry.rs"]
 mod retry;
+#[path = "mesh/secrets.rs"]
+mod secrets;
 #[path = "mesh/silent.rs"]
 mod silent;
 #[path = "mesh/start.rs"]

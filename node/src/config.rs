@@ -16,6 +16,8 @@ use std::time::Duration;
 
 pub use check::Problem;
 pub use docs::markdown;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use load::load_text;
 pub use load::{Broken, ENVIRONMENT, Error, Loaded, Source, check_names, load, token};
 pub use value::{DatabaseUrl, HostPort, LogFormat, Value};
 
@@ -265,4 +267,4 @@ impl Config {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -11,11 +11,15 @@
 //! - seeds that are resolved again and again, joined by addresses that the node learned elsewhere ([`Gossip::suggest`]);
 //! - a leave that is told, so that a planned stop is not mistaken for a death.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+#[cfg(any(test, feature = "fuzzing"))]
+mod messages;
 mod seal;
 mod transport;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

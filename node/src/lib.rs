@@ -11,9 +11,13 @@ pub mod dev;
 pub mod directory;
 pub mod dispatch;
 pub mod failpoint;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod gossip;
 pub mod handler;
 pub mod hint;
+#[cfg(test)]
+mod hostile;
 pub mod http;
 pub mod json;
 pub mod lease;

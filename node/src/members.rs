@@ -168,6 +168,25 @@ mod tests {
     }
 
     #[test]
+    fn whoever_gossip_tells_of_and_postgres_does_not_know_is_no_member() {
+        let start = Instant::now();
+        let mut members = Members::new(Duration::ZERO);
+        let strangers = [0, -1, 2, i64::MAX, i64::MIN].map(|number| peer("a", number, true));
+        for stranger in strangers {
+            members.update(&[stranger], &unfenced(&[1]), None, start);
+            assert_eq!(members.to_string(), "");
+        }
+        // A stranger under the name of a member does not take its place.
+        members.update(
+            &[peer("a", 1, true), peer("a", 2, true)],
+            &unfenced(&[1]),
+            None,
+            start,
+        );
+        assert_eq!(members.to_string(), "a:N1");
+    }
+
+    #[test]
     fn only_serving_members_count_and_a_name_counts_once() {
         let start = Instant::now();
         let all = unfenced(&[1, 2, 3]);

@@ -21,6 +21,9 @@ use tokio::process::Command;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+#[path = "../src/hostile/cli.rs"]
+mod hostile;
+
 const TOKEN: &str = "a-token-for-this-test";
 
 /// The HTTP API of a node that never lives.
@@ -123,6 +126,10 @@ fn command() -> Command {
 }
 
 async fn run(command: &mut Command, input: &str) -> Ran {
+    run_with(command, input.as_bytes().to_vec()).await
+}
+
+async fn run_with(command: &mut Command, input: Vec<u8>) -> Ran {
     use tokio::io::AsyncWriteExt as _;
     command
         .stdin(Stdio::piped())
@@ -131,8 +138,7 @@ async fn run(command: &mut Command, input: &str) -> Ran {
         .kill_on_drop(true);
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    let input = input.to_owned();
-    tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
+    tokio::spawn(async move { stdin.write_all(&input).await });
     let output = tokio::time::timeout(Duration::from_secs(60), child.wait_with_output())
         .await
         .unwrap()
@@ -149,6 +155,7 @@ async fn run(command: &mut Command, input: &str) -> Ran {
 async fn commands_do_what_they_say() {
     let mut server = Server::start().await;
     a_task_is_submitted_shown_and_cancelled(&server).await;
+    hostile_arguments_are_refused_by_name(&server).await;
     a_repeated_submit_returns_the_first_task(&server).await;
     a_file_is_submitted_in_order_and_again_without_doubt(&server).await;
     refused_lines_are_told_and_the_others_go_on(&server).await;
@@ -202,6 +209,37 @@ async fn a_task_is_submitted_shown_and_cancelled(server: &Server) {
         (waited.code, waited.err.as_str()),
         (Some(1), "error: the task ended cancelled\n")
     );
+}
+
+async fn hostile_arguments_are_refused_by_name(server: &Server) {
+    use std::os::unix::ffi::OsStrExt as _;
+    assert_eq!(hostile::count(), hostile::ROWS.len());
+    let mut wrong = Vec::new();
+    for row in hostile::ROWS {
+        let mut command = command();
+        command
+            .env("RINGMESH_URL", &server.url)
+            .env("RINGMESH_TOKEN", TOKEN);
+        let arguments = row
+            .arguments
+            .iter()
+            .map(|bytes| std::ffi::OsStr::from_bytes(bytes));
+        let ran = run_with(command.args(arguments), row.input.to_vec()).await;
+        let said = format!("{}{}", ran.out, ran.err);
+        if ran.code != Some(row.code) || !said.contains(row.says) {
+            let shown: Vec<_> = row
+                .arguments
+                .iter()
+                .map(|bytes| String::from_utf8_lossy(bytes))
+                .collect();
+            wrong.push(format!("{shown:?} {ran:?}"));
+        }
+        assert!(!said.contains(TOKEN) && !said.contains("panicked"), "{ran:?}");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // The node has seen it all, and answers.
+    let listed = server.run(&["mesh", "--json"], "").await;
+    assert_eq!(listed.code, Some(0), "{listed:?}");
 }
 
 async fn a_repeated_submit_returns_the_first_task(server: &Server) {

@@ -192,6 +192,10 @@ impl Loaded {
 
     fn read_file(&mut self, path: &Path) -> Result<(), Error> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::File(path.to_owned(), error))?;
+        self.read_text(path, &text)
+    }
+
+    fn read_text(&mut self, path: &Path, text: &str) -> Result<(), Error> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| Error::Syntax {
             path: path.to_owned(),
             line: 1 + text[..error.span().map_or(0, |span| span.start.min(text.len()))]
@@ -248,6 +252,17 @@ impl Loaded {
         }
         refuse_others(&variables)
     }
+}
+
+/// Reads a file's text alone.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn load_text(text: &str) -> Result<Loaded, Error> {
+    let mut loaded = Loaded {
+        config: Config::default(),
+        sources: BTreeMap::new(),
+    };
+    loaded.read_text(Path::new("fuzzed.toml"), text)?;
+    Ok(loaded)
 }
 
 /// Variables that begin with `RINGMESH_`; empty ones count as not set.

@@ -1,3 +1,5 @@
+pub(crate) mod hostile;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -182,112 +184,7 @@ type Change = fn(&mut Config);
 
 #[test]
 fn values_that_do_not_fit_are_refused() {
-    const MS: Duration = Duration::from_millis(1);
-    let table: &[(&str, Change, &str)] = &[
-        ("name", |c| c.name = String::new(), "1 to 64"),
-        ("name", |c| c.name = "a b".to_owned(), "\"a b\""),
-        (
-            "name",
-            |c| c.name = "a'; drop table ringmesh.node; --".to_owned(),
-            "1 to 64",
-        ),
-        ("name", |c| c.name = "x".repeat(65), "1 to 64"),
-        ("cluster_id", |c| c.cluster_id = "a/b".to_owned(), "1 to 64"),
-        (
-            "database_url",
-            |c| c.database_url = "mysql://x".into(),
-            "postgres://",
-        ),
-        ("ttl", |c| c.ttl = Duration::ZERO, "three times renew_every"),
-        ("ttl", |c| c.ttl = 400 * MS, "three times renew_every"),
-        ("ttl", |c| c.ttl = 1499 * MS, "three times renew_every"),
-        ("renew_every", |c| c.renew_every = Duration::ZERO, "above zero"),
-        ("margin", |c| c.margin = Duration::ZERO, "above zero"),
-        ("margin", |c| c.margin = 4000 * MS, "below ttl"),
-        ("margin", |c| c.margin = 2500 * MS, "below ttl"),
-        ("tokens", |c| c.tokens = 0, "1 to 4096"),
-        ("load_bound", |c| c.load_bound = Some(0.99), "from 1 on"),
-        ("load_bound", |c| c.load_bound = Some(f64::NAN), "from 1 on"),
-        ("load_bound", |c| c.load_bound = Some(f64::INFINITY), "from 1 on"),
-        ("weight", |c| c.weight = 0, "1 to 256"),
-        ("weight", |c| c.weight = 257, "1 to 256"),
-        ("tick", |c| c.tick = Duration::ZERO, "10ms to 1m"),
-        (
-            "backoff_min",
-            |c| c.backoff_min = c.backoff_max * 2,
-            "at most backoff_max",
-        ),
-        ("retention", |c| c.retention = Duration::from_secs(60), "1day"),
-        (
-            "idempotency_window",
-            |c| c.idempotency_window = c.retention + MS,
-            "at most retention",
-        ),
-        ("concurrency", |c| c.concurrency = 0, "from 1"),
-        ("room", |c| c.room = c.concurrency - 1, "at least concurrency"),
-        ("connections", |c| c.connections = 0, "from 1"),
-        ("hot_connections", |c| c.hot_connections = 0, "from 1"),
-        ("max_connections", |c| c.max_connections = 0, "from 16"),
-        (
-            "advertise",
-            |c| c.listen = "0.0.0.0:7101".parse().unwrap(),
-            "cannot reach",
-        ),
-        (
-            "advertise",
-            |c| c.advertise = Some("0.0.0.0:7101".parse().unwrap()),
-            "unspecified",
-        ),
-        (
-            "gossip_advertise",
-            |c| c.gossip = "[::]:7201".parse().unwrap(),
-            "cannot reach",
-        ),
-        (
-            "gossip",
-            |c| c.seeds = vec!["10.0.0.1:7201".parse().unwrap()],
-            "cannot be reached",
-        ),
-        (
-            "cluster_secret",
-            |c| c.listen = "10.0.0.1:7101".parse().unwrap(),
-            "10.0.0.1:7101",
-        ),
-        (
-            "cluster_secret",
-            |c| c.gossip = "10.0.0.1:7201".parse().unwrap(),
-            "10.0.0.1:7201",
-        ),
-        (
-            "cluster_secret",
-            |c| c.advertise = Some("node-1:7101".parse().unwrap()),
-            "node-1:7101",
-        ),
-        (
-            "cluster_secret",
-            |c| c.cluster_secret = Some(Secret::new("short".to_owned())),
-            "16 or more",
-        ),
-        (
-            "token",
-            |c| c.token = Some(Secret::new("0123456789 abcdef".to_owned())),
-            "without spaces",
-        ),
-        (
-            "token",
-            |c| {
-                c.listen = "10.0.0.1:7101".parse().unwrap();
-                c.cluster_secret = Some(Secret::new(SECRET.to_owned()));
-            },
-            "must be set",
-        ),
-        (
-            "cluster_secret",
-            |c| c.gossip_advertise = Some("node-1:7201".parse().unwrap()),
-            "node-1:7201",
-        ),
-    ];
-    for (option, change, part) in table {
+    for (option, change, part) in hostile::MISFITS {
         let mut config = valid();
         change(&mut config);
         let problems = config.problems();

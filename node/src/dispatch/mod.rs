@@ -212,4 +212,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 #[cfg(test)]
+pub(crate) mod hostile_tests;
+#[cfg(test)]
 mod tests;

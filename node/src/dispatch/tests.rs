@@ -19,11 +19,11 @@ use crate::store::testing_owner::{Database, slot_of};
 use crate::task::State;
 use crate::wait::Waits;
 
-struct Life {
-    db: Database,
-    dispatch: Dispatch,
+pub(super) struct Life {
+    pub(super) db: Database,
+    pub(super) dispatch: Dispatch,
     trust: Arc<Trust>,
-    slots: Vec<(Slot, Epoch)>,
+    pub(super) slots: Vec<(Slot, Epoch)>,
     quiet: mpsc::UnboundedReceiver<Vec<(Slot, Epoch)>>,
     me: Me,
     _directory: watch::Sender<Arc<Directory>>,
@@ -38,10 +38,10 @@ fn limits() -> Limits {
     }
 }
 
-const FAR: Duration = Duration::from_secs(1 << 30);
+pub(super) const FAR: Duration = Duration::from_secs(1 << 30);
 
 impl Life {
-    async fn start(handlers: Handlers, keys: &[&str]) -> Self {
+    pub(super) async fn start(handlers: Handlers, keys: &[&str]) -> Self {
         Self::with(Database::new().await, "a", handlers, keys, limits()).await
     }
 
@@ -81,7 +81,7 @@ impl Life {
         self.slots.iter().map(|(slot, _)| *slot).collect()
     }
 
-    async fn left(&mut self) -> Vec<(Slot, Epoch)> {
+    pub(super) async fn left(&mut self) -> Vec<(Slot, Epoch)> {
         tokio::time::timeout(PATIENCE, self.quiet.recv())
             .await
             .unwrap()

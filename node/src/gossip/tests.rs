@@ -3,6 +3,8 @@
 //! It goes on only when every node waits for it, so that nobody is called dead because the machine is busy. What is sent over the
 //! loopback has arrived when it is sent.
 
+pub(crate) mod hostile;
+
 use std::future::Future;
 
 use tokio::time::Instant;

@@ -229,7 +229,7 @@ impl Socket for SealedSocket {
 }
 
 /// chitchat's encoding, through its own socket.
-struct Codec {
+pub(super) struct Codec {
     chitchat: chitchat::transport::UdpSocket,
     /// Connected to chitchat's socket.
     ours: UdpSocket,
@@ -237,7 +237,7 @@ struct Codec {
 }
 
 impl Codec {
-    async fn open() -> anyhow::Result<Codec> {
+    pub(super) async fn open() -> anyhow::Result<Codec> {
         let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
         let chitchat = match chitchat::transport::UdpSocket::open(v4).await {
@@ -252,7 +252,7 @@ impl Codec {
         })
     }
 
-    async fn encode(&mut self, envelope: ChitchatEnvelope) -> anyhow::Result<Vec<u8>> {
+    pub(super) async fn encode(&mut self, envelope: ChitchatEnvelope) -> anyhow::Result<Vec<u8>> {
         let ours = self.ours.local_addr()?;
         self.chitchat.send(ours, envelope).await?;
         match timeout(CODEC_LIMIT, self.ours.recv(&mut self.buffer)).await {
@@ -264,13 +264,13 @@ impl Codec {
         }
     }
 
-    async fn feed(&self, payload: &[u8]) -> io::Result<()> {
+    pub(super) async fn feed(&self, payload: &[u8]) -> io::Result<()> {
         self.ours.send(payload).await?;
         Ok(())
     }
 
     /// The message that was fed; waits for ever if it was not understood.
-    async fn decoded(&mut self) -> anyhow::Result<ChitchatEnvelope> {
+    pub(super) async fn decoded(&mut self) -> anyhow::Result<ChitchatEnvelope> {
         let ours = self.ours.local_addr()?;
         loop {
             let outcome = self.chitchat.recv().await?;

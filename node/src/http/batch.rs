@@ -17,8 +17,8 @@ use crate::task::{Submit, TaskId};
 
 const MAX_TASKS: usize = 10_000;
 const MAX_BYTES: usize = 32 << 20;
-const LINES: &str = "application/x-ndjson";
-const ARRAY: &str = "application/json";
+pub(super) const LINES: &str = "application/x-ndjson";
+pub(super) const ARRAY: &str = "application/json";
 
 #[derive(Serialize)]
 pub(super) struct Created {
@@ -61,7 +61,7 @@ pub(super) async fn create(
 }
 
 /// The tasks, and the line of each.
-fn parse(text: &str, form: &str) -> Result<(Vec<Submit>, Vec<usize>), Failure> {
+pub(super) fn parse(text: &str, form: &str) -> Result<(Vec<Submit>, Vec<usize>), Failure> {
     let mut submits = Vec::new();
     let mut lines = Vec::new();
     let mut take = |line: usize, text: &str| {

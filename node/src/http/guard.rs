@@ -84,7 +84,7 @@ fn loopback_only(request: &Request) -> Result<(), Failure> {
         .next()
         .and_then(|value| Authority::try_from(value.as_bytes()).ok())
         .ok_or_else(foreign)?;
-    if hosts.next().is_some() || !is_loopback(host.host()) {
+    if hosts.next().is_some() || host.as_str().contains('@') || !is_loopback(host.host()) {
         return Err(foreign());
     }
     for origin in request.headers().get_all(ORIGIN) {

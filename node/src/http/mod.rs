@@ -7,6 +7,8 @@ mod batch;
 mod body;
 pub mod error;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod guard;
 mod health;
 mod internal;
@@ -18,7 +20,7 @@ mod serve;
 mod tasks;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::Arc;
 

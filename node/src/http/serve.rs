@@ -38,8 +38,8 @@ impl Default for Limits {
     }
 }
 
-/// The largest head of a request.
-const HEAD_BYTES: usize = 64 << 10;
+/// The largest head of a request that is always taken. One of twice the size never is: hyper looks after each read.
+const HEAD_BYTES: usize = 48 << 10;
 
 /// How long to wait after an accept that failed for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -95,11 +95,7 @@ async fn connection(
     _permit: OwnedSemaphorePermit,
 ) {
     let _ = stream.set_nodelay(true);
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_within)
-        .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let served = http(&limits).serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut served = pin!(served);
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
@@ -111,6 +107,15 @@ async fn connection(
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended badly");
     }
+}
+
+/// HTTP/1 within these limits.
+pub(super) fn http(limits: &Limits) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(limits.head_within)
+        .max_buf_size(HEAD_BYTES);
+    http
 }
 
 fn is_about_one_connection(error: &io::Error) -> bool {

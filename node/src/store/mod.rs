@@ -10,6 +10,8 @@ mod claims;
 pub(crate) mod demo;
 #[cfg(test)]
 mod fence_races_tests;
+#[cfg(test)]
+pub(crate) mod hostile_tests;
 mod lease;
 mod migrate;
 #[cfg(test)]

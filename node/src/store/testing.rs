@@ -73,6 +73,16 @@ impl Fresh {
             .unwrap()
     }
 
+    /// A statement about a number and a text that answers with one number.
+    pub(crate) async fn count(&self, sql: &str, number: i64, text: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+            .bind(number)
+            .bind(text)
+            .fetch_one(&self.store.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
     /// A session of its own, for what must stay open.
     pub(crate) async fn session(&self) -> Session {
         Session(PgConnection::connect_with(&self.store.lease).await.unwrap())

@@ -1,37 +1,165 @@
 //! Inputs that were made to hurt, each with the answer that it gets.
 
+use std::collections::BTreeSet;
+use std::io::Write as _;
+
+use chrono::{DateTime, Utc};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::*;
+use crate::hostile::tasks::{self, Http};
 use crate::json::MAX_BYTES;
+
+/// How many inputs HTTP is given, those between nodes aside.
+pub(crate) fn count() -> usize {
+    let tasks = tasks::rows()
+        .iter()
+        .filter(|row| row.http != Http::Absent)
+        .count();
+    tasks + bodies().len() + batches().len() + paths().len() + headers().len() + super::framing::count()
+}
+
+/// A node, and how many tasks were taken by it: all that its database may hold.
+pub(super) struct Besieged {
+    pub(super) node: Node,
+    pub(super) fresh: crate::store::testing::Fresh,
+    pub(super) taken: i64,
+}
+
+impl Besieged {
+    pub(super) async fn new() -> Self {
+        let fresh = fresh().await;
+        let node = start(&fresh.store, Setup::default()).await;
+        Besieged {
+            node,
+            fresh,
+            taken: 0,
+        }
+    }
+
+    /// It lives, answers others, and nothing half-written is in the database.
+    pub(super) async fn is_unharmed(&self, after: &str) {
+        let live = self.node.get("/health/live").await;
+        assert_eq!(live.status, 200, "after {after}");
+        assert_eq!(self.written().await, self.taken, "after {after}");
+    }
+
+    /// How many tasks there are, and what nobody may have left behind.
+    pub(super) async fn written(&self) -> i64 {
+        let sql =
+            "select (select count(*) from ringmesh.task) + (select count(*) from ringmesh.finished_task)
+                       + (select count(*) from ringmesh.idempotency i where not exists
+                           (select from ringmesh.task t where t.slot = i.slot and t.id = i.task))
+                       + (select count(*) from ringmesh.held_key)";
+        self.fresh.number(sql).await
+    }
+}
 
 fn with_payload(payload: &str) -> Vec<u8> {
     format!(r#"{{"kind":"k","key":"a","payload":{payload}}}"#).into_bytes()
 }
 
 #[tokio::test]
-async fn hostile_json_is_refused_with_a_stable_code_or_kept_as_sent() {
-    let fresh = fresh().await;
-    let node = start(&fresh.store, Setup::default()).await;
-    let string = |bytes: usize| with_payload(&format!("\"{}\"", "x".repeat(bytes - 2)));
-    let utf16: Vec<u8> = "{}".encode_utf16().flat_map(u16::to_le_bytes).collect();
-    let many_fields = format!(
-        "{{{}}}",
-        (0..80_000)
-            .map(|n| format!("\"f{n}\":0"))
-            .collect::<Vec<_>>()
-            .join(",")
-    );
-    let table: Vec<(&str, Vec<u8>, u16, &str)> = vec![
+async fn every_value_of_every_field_is_taken_as_it_is_or_refused_by_name() {
+    let mut besieged = Besieged::new().await;
+    for row in tasks::rows() {
+        let shown = format!("{} {:.80}", row.field, row.value);
+        let (status, code, field) = match row.http {
+            Http::Taken => (201, "", None),
+            Http::Refused => (422, "invalid", Some(row.field)),
+            Http::NoJson => (400, "bad_json", None),
+            Http::TooLarge => (413, "too_large", None),
+            Http::Absent => continue,
+        };
+        let answer = besieged.node.post("/v1/tasks", row.body()).await;
+        assert_eq!(
+            (answer.status, answer.code()),
+            (status, code),
+            "{shown}: {:.300}",
+            answer.body.to_string()
+        );
+        if field.is_some() {
+            assert_eq!(answer.field(), field, "{shown}");
+            assert!(
+                answer.body["message"]
+                    .as_str()
+                    .is_some_and(|text| text.len() > 10 && text.len() < 400),
+                "{shown}: {}",
+                answer.body
+            );
+        }
+        assert!(answer.headers.get("x-evil").is_none(), "{shown}");
+        if row.http == Http::Taken {
+            besieged.taken += 1;
+            let id: TaskId = answer.body["id"].as_str().unwrap().parse().unwrap();
+            let kept = match row.field {
+                // Digit for digit, without the space around it.
+                "payload" => "payload::text = btrim($2, e' \t\n\r')",
+                "key" => "key = ($2::json #>> '{}') and slot = ringmesh.slot_of(key)",
+                "kind" => "kind = ($2::json #>> '{}')",
+                _ => "$2 <> ''",
+            };
+            let kept = format!("select count(*) from ringmesh.task where id = $1 and {kept}");
+            assert_eq!(
+                besieged.fresh.count(&kept, id.number, &row.value).await,
+                1,
+                "{shown} is not kept as it was sent"
+            );
+            if let (true, Ok(asked)) = (
+                row.field == "run_at",
+                serde_json::from_str::<DateTime<Utc>>(&row.value),
+            ) {
+                let due = besieged.node.get(&format!("/v1/tasks/{id}")).await.body["run_at"].clone();
+                let due = serde_json::from_value::<Option<DateTime<Utc>>>(due).unwrap();
+                assert!(
+                    due.is_none_or(|due| due >= asked),
+                    "{shown} is due early: {due:?}"
+                );
+            }
+        }
+        besieged.is_unharmed(&shown).await;
+    }
+}
+
+/// Bodies of `POST /v1/tasks` that are wrong as a whole.
+fn bodies() -> Vec<(&'static str, Vec<u8>, u16, &'static str)> {
+    let utf16 = |text: &str| {
+        text.encode_utf16()
+            .flat_map(u16::to_le_bytes)
+            .collect::<Vec<u8>>()
+    };
+    let many: Vec<String> = (0..80_000).map(|n| format!("\"f{n}\":0")).collect();
+    let deep_key: Vec<u8> =
+        br#"{"kind":"k","payload":1,"key":"#.iter().copied().chain("[".repeat(900_000).bytes()).collect();
+    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let zeros = vec![b' '; 1 << 20];
+    for _ in 0..64 {
+        bomb.write_all(&zeros).unwrap();
+    }
+    let good = r#"{"kind":"k","key":"a","payload":1}"#;
+    vec![
         ("nothing", b"".to_vec(), 400, "bad_json"),
+        ("space", b" \t\r\n".to_vec(), 400, "bad_json"),
+        ("NUL", b"\0".to_vec(), 400, "bad_json"),
         ("a byte order mark", b"\xef\xbb\xbf{}".to_vec(), 400, "bad_json"),
-        ("UTF-16", utf16, 400, "bad_json"),
+        ("UTF-16 without a mark", utf16(good), 400, "bad_json"),
+        ("UTF-16", utf16(&format!("\u{feff}{good}")), 400, "bad_utf8"),
+        (
+            "UTF-32",
+            good.chars().flat_map(|c| u32::from(c).to_be_bytes()).collect(),
+            400,
+            "bad_json",
+        ),
         ("no UTF-8", b"{\"kind\":\"\xff\"}".to_vec(), 400, "bad_utf8"),
         (
             "overlong UTF-8",
             b"{\"key\":\"\xc0\xaf\"}".to_vec(),
+            400,
+            "bad_utf8",
+        ),
+        (
+            "overlong NUL",
+            b"{\"key\":\"\xc0\x80\"}".to_vec(),
             400,
             "bad_utf8",
         ),
@@ -42,134 +170,274 @@ async fn hostile_json_is_refused_with_a_stable_code_or_kept_as_sent() {
             "bad_utf8",
         ),
         (
+            "a pair of surrogates in UTF-8",
+            b"{\"key\":\"\xed\xa0\xbd\xed\xb8\x80\"}".to_vec(),
+            400,
+            "bad_utf8",
+        ),
+        (
+            "above U+10FFFF",
+            b"{\"key\":\"\xf4\x90\x80\x80\"}".to_vec(),
+            400,
+            "bad_utf8",
+        ),
+        ("cut UTF-8", b"{\"key\":\"\xe2\x82".to_vec(), 400, "bad_utf8"),
+        (
+            "Latin-1",
+            b"{\"kind\":\"k\",\"key\":\"caf\xe9\",\"payload\":1}".to_vec(),
+            400,
+            "bad_utf8",
+        ),
+        ("gzip, not said", bomb.finish().unwrap(), 400, "bad_utf8"),
+        ("MessagePack", b"\x83\xa4kind\xa1k".to_vec(), 400, "bad_utf8"),
+        ("a form", b"kind=k&key=a&payload=1".to_vec(), 400, "bad_json"),
+        (
+            "XML",
+            b"<?xml version=\"1.0\"?><!DOCTYPE a [<!ENTITY b \"c\">]><a>&b;</a>".to_vec(),
+            400,
+            "bad_json",
+        ),
+        (
             "trailing bytes",
             [with_payload("1"), b"{}".to_vec()].concat(),
             400,
             "bad_json",
         ),
-        ("a comment", with_payload("1/*c*/"), 400, "bad_json"),
-        ("not a number", with_payload("NaN"), 400, "bad_json"),
-        ("an array", b"[]".to_vec(), 422, "invalid"),
-        ("many fields", many_fields.into_bytes(), 422, "invalid"),
-        ("deep around", "[".repeat(1_000_000).into_bytes(), 422, "invalid"),
         (
-            "a deep key",
-            br#"{"kind":"k","payload":1,"key":"#.iter().copied().chain("[".repeat(900_000).bytes()).collect(),
+            "a trailing NUL",
+            [with_payload("1"), b"\0".to_vec()].concat(),
             400,
             "bad_json",
         ),
         (
-            "depth 128",
-            with_payload(&("[".repeat(128) + &"]".repeat(128))),
+            "two tasks",
+            [with_payload("1"), b"\n".to_vec(), with_payload("2")].concat(),
+            400,
+            "bad_json",
+        ),
+        ("an array", b"[]".to_vec(), 422, "invalid"),
+        ("a string", b"\"task\"".to_vec(), 422, "invalid"),
+        ("a number", b"7".to_vec(), 422, "invalid"),
+        ("a number beyond all", b"1e400".to_vec(), 400, "bad_json"),
+        ("null", b"null".to_vec(), 422, "invalid"),
+        ("no field", b"{}".to_vec(), 422, "invalid"),
+        (
+            "many fields",
+            format!("{{{}}}", many.join(",")).into_bytes(),
             422,
             "invalid",
         ),
         (
-            "depth 400,000",
-            with_payload(&("[".repeat(400_000) + &"]".repeat(400_000))),
+            "a long field",
+            format!("{{\"{}\":1}}", "x".repeat(1_000_000)).into_bytes(),
             422,
             "invalid",
         ),
-        ("a doubled key", with_payload(r#"{"a":1,"a":2}"#), 422, "invalid"),
         (
-            "a doubled key by escape",
-            with_payload(r#"{"a":1,"\u0061":2}"#),
+            "a doubled field",
+            br#"{"kind":"k","key":"a","payload":1,"key":"b"}"#.to_vec(),
             422,
             "invalid",
         ),
-        ("NUL", with_payload(r#""\u0000""#), 422, "invalid"),
-        ("a lone surrogate", with_payload(r#""\ud800""#), 422, "invalid"),
-        ("1e400", with_payload("1e400"), 422, "invalid"),
-        ("400 digits", with_payload(&"9".repeat(400)), 422, "invalid"),
-        ("1 MiB and a byte", string(MAX_BYTES + 1), 413, "too_large"),
-        ("16 MiB", string(16 << 20), 413, "too_large"),
-        ("1 MiB", string(MAX_BYTES), 201, ""),
-        ("1 MiB less a byte", string(MAX_BYTES - 1), 201, ""),
         (
-            "depth 127",
-            with_payload(&("[".repeat(127) + &"]".repeat(127))),
-            201,
-            "",
+            "a doubled field by escape",
+            br#"{"kind":"k","key":"a","payload":1,"\u006bey":"b"}"#.to_vec(),
+            422,
+            "invalid",
         ),
         (
-            "100,000 elements",
-            with_payload(&format!("[0{}]", ",0".repeat(99_999))),
-            201,
-            "",
+            "a doubled payload",
+            br#"{"kind":"k","key":"a","payload":1,"payload":1}"#.to_vec(),
+            422,
+            "invalid",
         ),
-    ];
-    for (what, body, status, code) in table {
-        let answer = node.post("/v1/tasks", body).await;
-        assert_eq!(
-            (answer.status, answer.code()),
-            (status, code),
-            "{what}: {}",
-            answer.body
-        );
+        (
+            "a time and a delay",
+            br#"{"kind":"k","key":"a","payload":1,"run_at":"2030-01-01T00:00:00Z","delay":1}"#.to_vec(),
+            422,
+            "invalid",
+        ),
+        (
+            "a control character in a field's name",
+            b"{\"\\u001b[2J\":1}".to_vec(),
+            422,
+            "invalid",
+        ),
+        ("deep around", "[".repeat(1_000_000).into_bytes(), 422, "invalid"),
+        ("a deep key", deep_key, 400, "bad_json"),
+        (
+            "space around, above the limit",
+            [vec![b' '; MAX_BYTES + (64 << 10)], with_payload("1")].concat(),
+            413,
+            "too_large",
+        ),
+        ("16 MiB", vec![b'['; 16 << 20], 413, "too_large"),
+    ]
+}
+
+#[tokio::test]
+async fn hostile_bodies_are_refused_with_a_stable_code() {
+    let besieged = Besieged::new().await;
+    let mut wrong = Vec::new();
+    for (what, body, status, code) in bodies() {
+        let answer = besieged.node.post("/v1/tasks", body).await;
+        let told = answer.body["message"]
+            .as_str()
+            .is_some_and(|text| text.len() < 400);
+        if (answer.status, answer.code(), told) != (status, code, true) {
+            wrong.push(format!(
+                "{what}: {} {:.600}",
+                answer.status,
+                answer.body.to_string()
+            ));
+        }
+        besieged.is_unharmed(what).await;
     }
-    for number in [
-        "-0",
-        "9007199254740993",
-        "9223372036854775808",
-        "18446744073709551616",
-        "1e-400",
-        "1.10",
-        "1E5",
-    ] {
-        let answer = node.post("/v1/tasks", with_payload(number)).await;
-        let id: TaskId = answer.body["id"].as_str().unwrap().parse().unwrap();
-        let kept = format!(
-            "select count(*) from ringmesh.task where id = {} and payload::text = '{number}'",
-            id.number
-        );
-        assert_eq!(fresh.number(&kept).await, 1, "{number}");
-    }
-    // Without a length, far above the limit: cut off at the limit.
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // 256 MiB, without a length: cut off at the limit.
     let chunks = futures::stream::iter((0..256).map(|_| Ok::<_, std::io::Error>(vec![b'x'; 1 << 20])));
-    let request = node
-        .request(Method::POST, "/v1/tasks")
-        .header("content-type", "application/json");
-    match request.body(reqwest::Body::wrap_stream(chunks)).send().await {
-        Ok(response) => assert_eq!(response.status(), 413),
-        Err(error) => assert!(error.is_request(), "{error:?}"),
+    for path in ["/v1/tasks", "/v1/tasks/batch"] {
+        let request = besieged
+            .node
+            .request(Method::POST, path)
+            .header("content-type", "application/json");
+        match request
+            .body(reqwest::Body::wrap_stream(chunks.clone()))
+            .send()
+            .await
+        {
+            Ok(response) => assert_eq!(response.status(), 413),
+            Err(error) => assert!(error.is_request(), "{error:?}"),
+        }
+        besieged.is_unharmed(path).await;
+    }
+}
+
+/// Batches, as lines: what is wrong with them, and the line at fault.
+fn batches() -> Vec<(&'static str, Vec<u8>, u16, &'static str, Option<u64>)> {
+    let good = String::from_utf8(with_payload("1")).unwrap();
+    let lines = |lines: &[&str]| lines.join("\n").into_bytes();
+    let large = String::from_utf8(with_payload(&format!("\"{}\"", "x".repeat(MAX_BYTES)))).unwrap();
+    vec![
+        ("nothing", b"".to_vec(), 422, "invalid", None),
+        ("empty lines", b"\n\r\n\t\n".to_vec(), 422, "invalid", None),
+        (
+            "a bad line among good ones",
+            lines(&[&good, "", &good, "{}", &good]),
+            422,
+            "invalid",
+            Some(4),
+        ),
+        (
+            "a good line cut in two",
+            lines(&[&good, r#"{"kind":"k","#, r#""key":"a","payload":1}"#]),
+            400,
+            "bad_json",
+            Some(2),
+        ),
+        (
+            "two tasks in a line",
+            lines(&[&format!("{good}{good}")]),
+            400,
+            "bad_json",
+            Some(1),
+        ),
+        (
+            "an array in place of lines",
+            lines(&[&format!("[{good}]")]),
+            422,
+            "invalid",
+            Some(1),
+        ),
+        (
+            "a payload too large",
+            lines(&[&good, &large]),
+            413,
+            "too_large",
+            Some(2),
+        ),
+        (
+            "a line too large",
+            lines(&[
+                &good,
+                &" ".repeat(2 << 20),
+                &format!("{good}{}{good}", " ".repeat(2 << 20)),
+            ]),
+            413,
+            "too_large",
+            Some(3),
+        ),
+        (
+            "a task too many",
+            lines(&vec![&*good; 10_001]),
+            413,
+            "too_large",
+            None,
+        ),
+        (
+            "above 32 MiB",
+            vec![b'\n'; (32 << 20) + 1],
+            413,
+            "too_large",
+            None,
+        ),
+        (
+            "no UTF-8",
+            [good.as_bytes(), b"\n\xff"].concat(),
+            400,
+            "bad_utf8",
+            None,
+        ),
+        (
+            "Unicode's own line ends",
+            lines(&[&format!("{good}\u{2028}{good}")]),
+            400,
+            "bad_json",
+            Some(1),
+        ),
+        (
+            "NUL between lines",
+            lines(&[&good, "\0", &good]),
+            400,
+            "bad_json",
+            Some(2),
+        ),
+        (
+            "a key that says two things",
+            lines(&[
+                r#"{"kind":"k","key":"a","payload":1,"idempotency_key":"x"}"#,
+                r#"{"kind":"k","key":"a","payload":2,"idempotency_key":"x"}"#,
+            ]),
+            422,
+            "idempotency_mismatch",
+            Some(2),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn a_hostile_line_refuses_its_whole_batch_and_is_named() {
+    let besieged = Besieged::new().await;
+    for (what, body, status, code, line) in batches() {
+        let request = besieged.node.request(Method::POST, "/v1/tasks/batch");
+        let refused = answer(request.header("content-type", "application/x-ndjson").body(body)).await;
+        let at = refused.body["line"].as_u64();
+        assert_eq!(
+            (refused.status, refused.code(), at),
+            (status, code, line),
+            "{what}: {:.300}",
+            refused.body.to_string()
+        );
+        besieged.is_unharmed(what).await;
     }
 }
 
 #[tokio::test]
-async fn a_key_is_its_bytes_everywhere_or_is_refused() {
+async fn a_key_is_found_by_its_bytes_whatever_they_are() {
     let fresh = fresh().await;
     let node = start(&fresh.store, Setup::default()).await;
-    let long = "x".repeat(1_024);
-    let keys = [
-        "a",
-        "A",
-        "x y",
-        " ",
-        "../",
-        "..",
-        "%2e%2e",
-        "%00",
-        "a/b",
-        "/",
-        "//",
-        "a\\b",
-        "\\x41",
-        "\\000",
-        "caf\u{e9}",
-        "cafe\u{301}",
-        "\u{202e}\u{200b}",
-        "\u{feff}",
-        "\r\nx-evil: 1",
-        "\u{1}",
-        "'; drop table ringmesh.task; --",
-        "$1",
-        "a?b#c",
-        "+",
-        "😀",
-        &long,
-        &long[..256],
-    ];
-    for key in keys {
+    let mut stood = BTreeSet::new();
+    for key in tasks::good_keys() {
         let created = node
             .submit(json!({"kind": "k", "key": key, "payload": null}))
             .await;
@@ -179,275 +447,308 @@ async fn a_key_is_its_bytes_everywhere_or_is_refused() {
             "{}",
             created.body
         );
-        assert!(created.headers.get("x-evil").is_none());
-        // As a client encodes it.
-        let mut url = reqwest::Url::parse(&node.url("/v1/keys")).unwrap();
         let encoded: String = key.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        url.set_path(&format!(
-            "/v1/keys/{}",
-            if key == ".." { "%252e%252e".into() } else { encoded }
-        ));
-        if key != ".." {
-            let status = answer(node.client.get(url)).await;
+        let mut paths = vec![format!("/v1/keys?key={encoded}")];
+        // Clients take these for steps in a path.
+        if ![".", ".."].contains(&&*key) {
+            paths.push(format!("/v1/keys/{encoded}"));
+        }
+        for path in paths {
+            let status = node.get(&path).await;
             assert_eq!(
                 (status.status, &status.body["key"], &status.body["waiting"]),
                 (200, &json!(key), &json!(1)),
-                "{key:?}"
+                "{key:?} at {path}"
             );
             assert_eq!(status.body["slot"], created.body["slot"], "{key:?}");
         }
-        let id: TaskId = created.body["id"].as_str().unwrap().parse().unwrap();
-        let agree = format!(
-            "select count(*) from ringmesh.task where id = {} and slot = ringmesh.slot_of(key)",
-            id.number
-        );
-        assert_eq!(fresh.number(&agree).await, 1, "{key:?}");
+        assert!(stood.insert(key));
     }
-    for key in [
-        String::new(),
-        "x".repeat(1_025),
-        "x".repeat(2_705),
-        "x".repeat(1 << 20),
-        "a\0b".into(),
+    for (path, key) in [
+        ("100%", "100%"),
+        ("%zz%41", "%zzA"),
+        ("a%2", "a%2"),
+        ("a+b", "a+b"),
+        ("%252F", "%2F"),
+        ("a;b", "a;b"),
     ] {
-        let refused = node
-            .submit(json!({"kind": "k", "key": key, "payload": null}))
-            .await;
-        assert_eq!(
-            (refused.status, refused.field()),
-            (422, Some("key")),
-            "{}",
-            refused.body
-        );
-    }
-    for (path, status, code) in [
-        ("/v1/keys/%00".to_owned(), 422, "invalid"),
-        ("/v1/keys/%ff".to_owned(), 400, "bad_utf8"),
-        ("/v1/keys/%c0%af".to_owned(), 400, "bad_utf8"),
-        ("/v1/keys/%ed%a0%80".to_owned(), 400, "bad_utf8"),
-        (format!("/v1/keys/{}", "x".repeat(8_192)), 422, "invalid"),
-        ("/v1/keys/".to_owned(), 404, "not_found"),
-        ("/v1/keys".to_owned(), 400, "bad_query"),
-        ("/v1/keys?key=a&kind=b".to_owned(), 400, "bad_query"),
-        ("/v1/keys?key=".to_owned(), 422, "invalid"),
-    ] {
-        let refused = node.get(&path).await;
-        assert_eq!((refused.status, refused.code()), (status, code), "{path}");
-    }
-    for kind in ["", "a b", "a\n", "ü", &"x".repeat(129), "a\0"] {
-        let refused = node
-            .submit(json!({"kind": kind, "key": "a", "payload": null}))
-            .await;
-        assert_eq!((refused.status, refused.field()), (422, Some("kind")), "{kind:?}");
-    }
-    for (path, key) in [("100%", "100%"), ("%zz%41", "%zzA"), ("a%2", "a%2")] {
         let read = node.get(&format!("/v1/keys/{path}")).await;
         assert_eq!((read.status, &read.body["key"]), (200, &json!(key)), "{path}");
     }
 }
 
+/// Methods and targets.
+fn paths() -> Vec<(Method, String, u16, &'static str)> {
+    let get = |path: &str, status, code| (Method::GET, path.to_owned(), status, code);
+    let with = |method: Method, path: &str, status, code| (method, path.to_owned(), status, code);
+    vec![
+        get("/", 404, "not_found"),
+        get("//", 404, "not_found"),
+        get("/v1", 404, "not_found"),
+        get("/V1/mesh", 404, "not_found"),
+        get("/v1/mesh/", 404, "not_found"),
+        get("/v1//mesh", 404, "not_found"),
+        get("/v1/mesh%00", 404, "not_found"),
+        get("/v1/mesh;a=b", 404, "not_found"),
+        get("/%76%31/mesh", 404, "not_found"),
+        get("/v1/%2e%2e%2fmetrics", 404, "not_found"),
+        get("/metrics%2f..%2f..", 404, "not_found"),
+        get("/v1/tasks/1-2/x", 404, "not_found"),
+        get("/v1/tasks/1-2", 404, "not_found"),
+        get("/v1/tasks/4095-9223372036854775807", 404, "not_found"),
+        get("/v1/tasks/4096-1", 400, "bad_id"),
+        get("/v1/tasks/1-0", 400, "bad_id"),
+        get("/v1/tasks/1--1", 400, "bad_id"),
+        get("/v1/tasks/01-1", 400, "bad_id"),
+        get("/v1/tasks/1-01", 400, "bad_id"),
+        get("/v1/tasks/+1-1", 400, "bad_id"),
+        get("/v1/tasks/1-1%20", 400, "bad_id"),
+        get("/v1/tasks/1-1%00", 400, "bad_id"),
+        get("/v1/tasks/1-1%0d%0ax-evil:%201", 400, "bad_id"),
+        get("/v1/tasks/1-9223372036854775808", 400, "bad_id"),
+        get("/v1/tasks/1%E2%80%901", 400, "bad_id"),
+        get("/v1/tasks/%D9%A1-%D9%A1", 400, "bad_id"),
+        get("/v1/tasks/..%2f..", 400, "bad_id"),
+        get("/v1/tasks/'%20or%201=1--", 400, "bad_id"),
+        get(&format!("/v1/tasks/{}-1", "1".repeat(5_000)), 400, "bad_id"),
+        get("/v1/tasks/%ff", 400, "bad_utf8"),
+        get("/v1/tasks/1-2?wait=61s", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=-1", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=NaN", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=inf", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=1e400", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=1%00", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=%ff", 400, "bad_query"),
+        get("/v1/tasks/1-2?Wait=1s", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait[]=1s", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=1&wait=2", 400, "bad_query"),
+        get("/v1/tasks/1-2?wait=1;wait=2", 400, "bad_query"),
+        get("/v1/tasks/1-2?what=1", 400, "bad_query"),
+        get(
+            &format!("/v1/tasks/1-2?{}", "a&".repeat(10_000)),
+            400,
+            "bad_query",
+        ),
+        get("/v1/keys/%00", 422, "invalid"),
+        get("/v1/keys/a%00b", 422, "invalid"),
+        get("/v1/keys/%ff", 400, "bad_utf8"),
+        get("/v1/keys/%c0%af", 400, "bad_utf8"),
+        get("/v1/keys/%ed%a0%80", 400, "bad_utf8"),
+        get("/v1/keys/%f4%90%80%80", 400, "bad_utf8"),
+        get(&format!("/v1/keys/{}", "x".repeat(1_025)), 422, "invalid"),
+        get(&format!("/v1/keys/{}", "x".repeat(8_192)), 422, "invalid"),
+        get(&format!("/v1/keys/{}", "%41".repeat(1_025)), 422, "invalid"),
+        get("/v1/keys/", 404, "not_found"),
+        get("/v1/keys", 400, "bad_query"),
+        get("/v1/keys?key=", 422, "invalid"),
+        get("/v1/keys?key=%00", 422, "invalid"),
+        get("/v1/keys?key=a&key=b", 400, "bad_query"),
+        get("/v1/keys?key=a&kind=b", 400, "bad_query"),
+        get("/v1/keys/a?wait=1s", 400, "bad_query"),
+        get("/v1/mesh?a", 400, "bad_query"),
+        get("/v1/mesh?%00", 400, "bad_query"),
+        get("/v1/slots?node=a", 400, "bad_query"),
+        get("/health/live?a=b", 400, "bad_query"),
+        get("/health/ready?a=b", 400, "bad_query"),
+        get("/metrics?a=b", 400, "bad_query"),
+        get("/internal/v1/alive", 400, "bad_query"),
+        get("/internal/v1/alive?incarnation=", 400, "bad_query"),
+        get(
+            "/internal/v1/alive?incarnation=9223372036854775808",
+            400,
+            "bad_query",
+        ),
+        get("/internal/v1/alive?incarnation=-1", 410, "not_this_life"),
+        get("/internal/", 404, "not_found"),
+        with(Method::DELETE, "/v1/tasks/1-2?wait=1s", 400, "bad_query"),
+        with(Method::DELETE, "/v1/tasks/1-2", 404, "not_found"),
+        with(Method::DELETE, "/v1/tasks/1-2%27", 400, "bad_id"),
+        with(Method::POST, "/v1/tasks?wiat=1s", 400, "bad_query"),
+        with(Method::POST, "/v1/tasks/batch?wait=1s", 400, "bad_query"),
+        with(Method::POST, "/v1/nodes/a/drain?a=b", 400, "bad_query"),
+        with(Method::POST, "/v1/nodes/nobody/drain", 404, "not_found"),
+        with(Method::POST, "/v1/nodes/a%0d%0ax-evil:1/drain", 404, "not_found"),
+        with(
+            Method::POST,
+            "/v1/nodes/..%2f..%2fv1%2ftasks/drain",
+            404,
+            "not_found",
+        ),
+        with(Method::POST, "/v1/nodes/%ff/drain", 400, "bad_utf8"),
+        with(Method::POST, "/v1/nodes/127.0.0.1:1/drain", 404, "not_found"),
+        with(Method::PUT, "/v1/tasks", 405, "method_not_allowed"),
+        with(Method::GET, "/v1/tasks", 405, "method_not_allowed"),
+        with(Method::DELETE, "/v1/tasks", 405, "method_not_allowed"),
+        with(Method::POST, "/v1/mesh", 405, "method_not_allowed"),
+        with(Method::POST, "/metrics", 405, "method_not_allowed"),
+        with(Method::OPTIONS, "/v1/tasks", 405, "method_not_allowed"),
+        with(Method::TRACE, "/v1/tasks", 405, "method_not_allowed"),
+        with(Method::PATCH, "/v1/tasks/1-2", 405, "method_not_allowed"),
+        with(Method::GET, "/v1/nodes/a/drain", 405, "method_not_allowed"),
+        with(Method::GET, "/internal/v1/hints", 405, "method_not_allowed"),
+        with(
+            Method::from_bytes(b"DELETE2").unwrap(),
+            "/v1/tasks/1-2",
+            405,
+            "method_not_allowed",
+        ),
+        with(
+            Method::from_bytes(b"post").unwrap(),
+            "/v1/tasks",
+            405,
+            "method_not_allowed",
+        ),
+    ]
+}
+
+/// Headers of a good task: all that stands in place of `content-type: application/json`.
+fn headers() -> Vec<(Vec<(&'static str, String)>, u16, &'static str)> {
+    let of = |pairs: &[(&'static str, &str)], status, code| {
+        let pairs = pairs
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()))
+            .collect();
+        (pairs, status, code)
+    };
+    let json = ("content-type", "application/json");
+    let long = "x".repeat(256);
+    let refused = "unsupported_media_type";
+    vec![
+        of(&[], 415, refused),
+        of(&[("content-type", "")], 415, refused),
+        of(&[("content-type", "text/plain")], 415, refused),
+        of(&[("content-type", "text/json")], 415, refused),
+        of(&[("content-type", "application/jsonp")], 415, refused),
+        of(&[("content-type", "application/json, text/plain")], 415, refused),
+        of(&[("content-type", "application/x-ndjson")], 415, refused),
+        of(
+            &[("content-type", "application/x-www-form-urlencoded")],
+            415,
+            refused,
+        ),
+        of(
+            &[("content-type", "multipart/form-data; boundary=a")],
+            415,
+            refused,
+        ),
+        of(
+            &[("content-type", "application/json; charset=latin1")],
+            415,
+            refused,
+        ),
+        of(
+            &[("content-type", "application/json; charset=utf-16")],
+            415,
+            refused,
+        ),
+        of(
+            &[("content-type", "application/json; charset=utf-8; charset=utf-7")],
+            415,
+            refused,
+        ),
+        of(&[json, json], 415, refused),
+        of(&[json, ("content-type", "text/plain")], 415, refused),
+        of(&[json, ("content-encoding", "gzip")], 415, refused),
+        of(&[json, ("content-encoding", "identity, gzip")], 415, refused),
+        of(&[json, ("content-encoding", "br")], 415, refused),
+        of(&[json, ("content-encoding", "")], 415, refused),
+        of(&[json, ("idempotency-key", "")], 422, "invalid"),
+        of(&[json, ("idempotency-key", &long)], 422, "invalid"),
+        of(
+            &[json, ("idempotency-key", "a"), ("idempotency-key", "b")],
+            422,
+            "invalid",
+        ),
+        of(
+            &[json, ("idempotency-key", "a"), ("idempotency-key", "a")],
+            422,
+            "invalid",
+        ),
+        of(&[json, ("host", "evil.example")], 403, "foreign_host"),
+        of(&[json, ("host", "localhost.evil.example")], 403, "foreign_host"),
+        of(&[json, ("host", "user@localhost")], 403, "foreign_host"),
+        of(&[json, ("host", "0x7f000001")], 403, "foreign_host"),
+        of(&[json, ("host", "2130706433")], 403, "foreign_host"),
+        of(&[json, ("host", "127.0.0.1.nip.io")], 403, "foreign_host"),
+        of(&[json, ("host", "0.0.0.0")], 403, "foreign_host"),
+        of(&[json, ("host", "[::ffff:127.0.0.1]")], 403, "foreign_host"),
+        of(&[json, ("host", "")], 403, "foreign_host"),
+        of(&[json, ("host", "localhost, evil.example")], 403, "foreign_host"),
+        of(&[json, ("origin", "http://evil.example")], 403, "cross_site"),
+        of(&[json, ("origin", "null")], 403, "cross_site"),
+        of(&[json, ("origin", "https://localhost")], 403, "cross_site"),
+        of(
+            &[json, ("origin", "http://localhost.evil.example")],
+            403,
+            "cross_site",
+        ),
+        of(&[json, ("x-forwarded-host", "evil.example")], 201, ""),
+        of(&[json, ("x-http-method-override", "DELETE")], 201, ""),
+        of(&[json, ("x-original-url", "/v1/nodes/a/drain")], 201, ""),
+        of(&[json, ("expect", "the unexpected")], 201, ""),
+        of(
+            &[
+                json,
+                ("upgrade", "h2c"),
+                ("http2-settings", "AAMAAABkAAQAAP__"),
+                ("connection", "Upgrade, HTTP2-Settings"),
+            ],
+            201,
+            "",
+        ),
+        of(&[json, ("range", "bytes=0-0")], 201, ""),
+        of(&[json, ("authorization", "Bearer nobody-asked")], 201, ""),
+        of(
+            &[("content-type", "application/json; charset=\"UTF-8\"")],
+            201,
+            "",
+        ),
+        of(&[("content-type", " Application/JSON ;charset=utf-8;")], 201, ""),
+        of(&[json, ("content-encoding", "identity")], 201, ""),
+    ]
+}
+
 #[tokio::test]
 async fn what_is_no_good_request_gets_its_code() {
-    let fresh = fresh().await;
-    let node = start(&fresh.store, Setup::default()).await;
-    let good = with_payload("1");
-    for (types, encoding, status) in [
-        (&[][..], None, 415),
-        (&["text/plain"], None, 415),
-        (&["application/json; charset=latin1"], None, 415),
-        (&["application/json", "application/json"], None, 415),
-        (&["application/json"], Some("gzip"), 415),
-        (&["application/json; charset=\"UTF-8\""], None, 201),
-        (&["Application/JSON"], Some("identity"), 201),
-    ] {
-        let mut request = node.request(Method::POST, "/v1/tasks").body(good.clone());
-        for value in types {
-            request = request.header("content-type", *value);
-        }
-        if let Some(encoding) = encoding {
-            request = request.header("content-encoding", encoding);
-        }
-        assert_eq!(answer(request).await.status, status, "{types:?} {encoding:?}");
-    }
-    for (method, path, status, code) in [
-        (Method::GET, "/", 404, "not_found"),
-        (Method::GET, "/v1/tasks/1-2/x", 404, "not_found"),
-        (Method::GET, "/v1/tasks/1-2", 404, "not_found"),
-        (Method::GET, "/v1/tasks/4096-1", 400, "bad_id"),
-        (Method::GET, "/v1/tasks/%ff", 400, "bad_utf8"),
-        (Method::GET, "/v1/tasks/1-2?wait=61s", 400, "bad_query"),
-        (Method::GET, "/v1/tasks/1-2?wait=-1", 400, "bad_query"),
-        (Method::GET, "/v1/tasks/1-2?wait=1&wait=2", 400, "bad_query"),
-        (Method::GET, "/v1/tasks/1-2?what=1", 400, "bad_query"),
-        (Method::DELETE, "/v1/tasks/1-2?wait=1s", 400, "bad_query"),
-        (Method::POST, "/v1/tasks?wiat=1s", 400, "bad_query"),
-        (Method::POST, "/v1/tasks/batch?wait=1s", 400, "bad_query"),
-        (Method::GET, "/v1/keys/a?wait=1s", 400, "bad_query"),
-        (Method::GET, "/v1/mesh?a", 400, "bad_query"),
-        (Method::GET, "/v1/slots?node=a", 400, "bad_query"),
-        (Method::POST, "/v1/nodes/a/drain?a=b", 400, "bad_query"),
-        (Method::GET, "/health/live?a=b", 400, "bad_query"),
-        (Method::GET, "/health/ready?a=b", 400, "bad_query"),
-        (Method::GET, "/metrics?a=b", 400, "bad_query"),
-        (Method::PUT, "/v1/tasks", 405, "method_not_allowed"),
-        (Method::GET, "/v1/tasks", 405, "method_not_allowed"),
-        (Method::POST, "/v1/mesh", 405, "method_not_allowed"),
-        (Method::POST, "/v1/nodes/nobody/drain", 404, "not_found"),
-    ] {
-        let refused = answer(node.request(method.clone(), path)).await;
+    let mut besieged = Besieged::new().await;
+    for (method, path, status, code) in paths() {
+        let refused = answer(besieged.node.request(method.clone(), &path)).await;
+        let shown = format!("{method} {path:.80}");
         assert_eq!(
             (refused.status, refused.code()),
             (status, code),
-            "{method} {path}"
+            "{shown}: {}",
+            refused.body
         );
-        assert!(refused.body["message"].is_string());
+        assert!(
+            refused.body["message"].is_string() && refused.headers.get("x-evil").is_none(),
+            "{shown}"
+        );
+        besieged.is_unharmed(&shown).await;
     }
-}
-
-/// Sends bytes and reads until the server closes or has answered.
-async fn raw(node: &Node, bytes: &[u8]) -> String {
-    let mut stream = TcpStream::connect(node.address).await.unwrap();
-    // The server may close before it has taken all.
-    let _ = stream.write_all(bytes).await;
-    let mut answer = Vec::new();
-    let mut piece = [0; 4_096];
-    while !answer.windows(4).any(|end| end == b"\r\n\r\n") {
-        match tokio::time::timeout(PATIENCE, stream.read(&mut piece))
-            .await
-            .expect("no answer")
-        {
-            Ok(0) | Err(_) => break,
-            Ok(read) => answer.extend_from_slice(&piece[..read]),
+    assert!(
+        besieged.node.drained.try_recv().is_err(),
+        "nobody asked for a drain"
+    );
+    for (headers, status, code) in headers() {
+        let mut request = besieged
+            .node
+            .request(Method::POST, "/v1/tasks")
+            .body(with_payload("1"));
+        for (name, value) in &headers {
+            request = request.header(*name, value);
         }
+        let shown = format!("{headers:?}");
+        let got = answer(request).await;
+        assert_eq!(
+            (got.status, got.code()),
+            (status, code),
+            "{shown:.200}: {}",
+            got.body
+        );
+        besieged.taken += i64::from(status == 201);
+        besieged.is_unharmed(&shown).await;
     }
-    String::from_utf8_lossy(&answer).into_owned()
-}
-
-#[tokio::test]
-async fn hostile_http_gets_an_answer_or_a_closed_connection_and_harms_nobody() {
-    let fresh = fresh().await;
-    let node = start(&fresh.store, Setup::default()).await;
-    let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
-    let task = r#"{"kind":"k","key":"a","payload":1}"#;
-    let length = task.len();
-    let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n");
-    let table: Vec<(&str, String, &[&str])> = vec![
-        (
-            "length and chunks",
-            format!("{head}content-length: {length}\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
-            &["400", ""],
-        ),
-        (
-            "two lengths",
-            format!("{head}content-length: {length}\r\ncontent-length: 5\r\n\r\n{task}"),
-            &["400"],
-        ),
-        (
-            "a negative length",
-            format!("{head}content-length: -1\r\n\r\n"),
-            &["400"],
-        ),
-        (
-            "a huge length",
-            format!("{head}content-length: 268435456\r\n\r\n"),
-            &["413"],
-        ),
-        (
-            "a length above 64 bits",
-            format!("{head}content-length: 99999999999999999999\r\n\r\n"),
-            &["400"],
-        ),
-        (
-            "a chunk extension",
-            format!("{chunked}{length:x};a=b\r\n{task}\r\n0\r\n\r\n"),
-            &["201"],
-        ),
-        (
-            "a bad chunk size",
-            format!("{chunked}xyz\r\n{task}\r\n0\r\n\r\n"),
-            &["400"],
-        ),
-        (
-            "a huge chunk size",
-            format!("{chunked}ffffffffffffffffff\r\n"),
-            &["400"],
-        ),
-        (
-            "a 1 MiB header",
-            format!("{head}x-big: {}\r\n\r\n", "x".repeat(1 << 20)),
-            &["431"],
-        ),
-        (
-            "10,000 headers",
-            format!("{head}{}\r\n", "a: b\r\n".repeat(10_000)),
-            &["431"],
-        ),
-        ("no host", "GET /v1/mesh HTTP/1.1\r\n\r\n".into(), &["403"]),
-        (
-            "two hosts",
-            "GET /v1/mesh HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n".into(),
-            &["403"],
-        ),
-        (
-            "a foreign host",
-            "GET /v1/mesh HTTP/1.1\r\nhost: evil.example\r\n\r\n".into(),
-            &["403"],
-        ),
-        (
-            "a foreign target",
-            "GET http://evil.example/v1/mesh HTTP/1.1\r\nhost: localhost\r\n\r\n".into(),
-            &["403"],
-        ),
-        (
-            "an own absolute target",
-            "GET http://localhost/v1/mesh HTTP/1.1\r\nhost: localhost\r\n\r\n".into(),
-            &["200"],
-        ),
-        (
-            "another site",
-            "GET /v1/mesh HTTP/1.1\r\nhost: localhost\r\norigin: http://evil.example\r\n\r\n".into(),
-            &["403"],
-        ),
-        (
-            "no site",
-            "GET /v1/mesh HTTP/1.1\r\nhost: localhost\r\norigin: null\r\n\r\n".into(),
-            &["403"],
-        ),
-        (
-            "the own site",
-            "GET /v1/mesh HTTP/1.1\r\nhost: localhost:1\r\norigin: http://localhost:1\r\n\r\n".into(),
-            &["200"],
-        ),
-        ("HTTP/1.0", "GET /health/live HTTP/1.0\r\n\r\n".into(), &["200"]),
-        (
-            "HTTP/2",
-            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".into(),
-            &["400", "505", ""],
-        ),
-        ("HTTP/3.0", "GET / HTTP/3.0\r\n\r\n".into(), &["400", "505", ""]),
-        ("TLS", "\u{16}\u{3}\u{1}".into(), &["400"]),
-        (
-            "a method override",
-            "POST /v1/tasks/1-1 HTTP/1.1\r\nhost: localhost\r\nx-http-method-override: DELETE\r\n\r\n".into(),
-            &["405"],
-        ),
-        (
-            "a folded header",
-            "GET /v1/mesh HTTP/1.1\r\nhost: localhost\r\n x: y\r\n\r\n".into(),
-            &["400"],
-        ),
-        (
-            "a bare line feed in a header",
-            "GET /v1/mesh HTTP/1.1\r\nhost: localhost\r\na: b\nc: d\r\n\r\n".into(),
-            &["200", "400"],
-        ),
-    ];
-    for (what, request, statuses) in table {
-        let answer = raw(&node, request.as_bytes()).await;
-        let status = answer.split(' ').nth(1).unwrap_or("");
-        assert!(statuses.contains(&status), "{what}: {answer}");
-    }
-    let id = format!("{head}idempotency-key: a\rb\r\ncontent-length: {length}\r\n\r\n{task}");
-    assert!(!raw(&node, id.as_bytes()).await.contains("\rb"));
-    assert_eq!(node.get("/v1/mesh").await.status, 200);
 }

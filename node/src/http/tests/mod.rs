@@ -1,6 +1,9 @@
 //! Real HTTP over loopback, on a real Postgres.
 
-mod hostile;
+mod framing;
+pub(crate) mod hints;
+pub(crate) mod hostile;
+mod mutants;
 mod nodes;
 mod rate;
 mod server;
@@ -217,6 +220,11 @@ async fn answer(request: RequestBuilder) -> Answer {
         headers,
         body: serde_json::from_str(&text).unwrap_or(Value::String(text)),
     }
+}
+
+/// A task as the API reads it.
+pub(crate) fn submit_of(text: &str) -> crate::task::Submit {
+    fields::submit(text, chrono::Utc::now()).unwrap()
 }
 
 /// Polls until something holds.

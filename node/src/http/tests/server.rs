@@ -167,7 +167,7 @@ async fn a_stop_lets_requests_end_and_is_held_up_by_no_idle_connection() {
 async fn a_token_is_asked_for_everywhere_but_for_health_and_between_nodes() {
     let fresh = fresh().await;
     let token = "correct horse battery staple";
-    let node = start(
+    let mut node = start(
         &fresh.store,
         Setup {
             token: Some(token),
@@ -175,23 +175,36 @@ async fn a_token_is_asked_for_everywhere_but_for_health_and_between_nodes() {
         },
     )
     .await;
-    for path in [
-        "/v1/mesh",
-        "/v1/slots",
-        "/v1/tasks/1-1",
-        "/v1/keys/a",
-        "/metrics",
-        "/nowhere",
-        "/v1/tasks",
+    for (method, path) in [
+        (Method::GET, "/v1/mesh"),
+        (Method::GET, "/v1/slots"),
+        (Method::GET, "/v1/tasks/1-1"),
+        (Method::GET, "/v1/keys/a"),
+        (Method::GET, "/metrics"),
+        (Method::GET, "/nowhere"),
+        (Method::GET, "/v1/tasks"),
+        (Method::POST, "/v1/tasks"),
+        (Method::POST, "/v1/tasks/batch"),
+        (Method::DELETE, "/v1/tasks/1-1"),
+        (Method::POST, "/v1/nodes/a/drain"),
+        (Method::POST, "//internal/v1/hints"),
+        (Method::GET, "/Health/live"),
     ] {
         for shown in [
             None,
             Some("Bearer"),
+            Some("Bearer "),
             Some("Bearer wrong"),
             Some("Basic correct horse battery staple"),
             Some("Bearer correct horse battery stapl"),
+            Some("Bearer correct horse battery staple2"),
+            Some("Bearer Correct horse battery staple"),
+            Some("Bearer  correct horse battery staple"),
+            Some("correct horse battery staple"),
         ] {
-            let mut request = node.client.get(node.url(path));
+            let body = r#"{"kind":"k","key":"a","payload":1}"#;
+            let request = node.client.request(method.clone(), node.url(path)).body(body);
+            let mut request = request.header("content-type", "application/json");
             if let Some(shown) = shown {
                 request = request.header("authorization", shown);
             }
@@ -199,11 +212,13 @@ async fn a_token_is_asked_for_everywhere_but_for_health_and_between_nodes() {
             assert_eq!(
                 (refused.status, refused.code()),
                 (401, "unauthorized"),
-                "{path} {shown:?}"
+                "{method} {path} {shown:?}"
             );
             assert!(refused.headers.contains_key("www-authenticate"));
         }
     }
+    assert_eq!(fresh.number("select count(*) from ringmesh.task").await, 0);
+    assert!(node.drained.try_recv().is_err(), "nobody asked for a drain");
     assert_eq!(node.get("/v1/mesh").await.status, 200);
     assert_eq!(node.get("/metrics").await.body, "ringmesh_up 1\n");
     assert_eq!(
