@@ -19,7 +19,7 @@ create table ringmesh.mesh (
     load_bound    double precision,             -- null: the strict ring
     ring_version  integer not null,
     ttl_ms        bigint  not null,
-    secret_check  text    not null,             -- a MAC of a fixed text: tells a wrong cluster secret, not the secret
+    secret_check  text    not null,             -- MACs of a fixed text and of the cluster's id: tell a wrong one, not the secret
     oldest_binary bigint  not null default 1    -- the lowest schema number (last migration) a binary must know
 );
 

@@ -68,6 +68,9 @@ pub enum Error {
     /// The mesh has another cluster secret.
     #[error("the cluster secret is not the mesh's")]
     WrongSecret,
+    /// The mesh has another cluster id.
+    #[error("cluster_id is not the mesh's: all nodes must have the same")]
+    WrongCluster,
     /// The port is in use, say.
     #[error("cannot listen on {address}")]
     Listen {
@@ -264,20 +267,30 @@ async fn prepare(store: &Store, config: &Config) -> Result<(), Error> {
 
 fn settings(config: &Config) -> MeshSettings {
     let placement = config.placement();
-    let secret = config.cluster_secret().derive("check");
+    let check = |label: &str| hex(&Sha256::digest(config.cluster_secret().derive(label))[..16]);
+    let cluster = format!("check of cluster {}", config.cluster_id);
     MeshSettings {
         slots: i32::from(ringmesh_ring::SLOTS),
         tokens: i32::try_from(placement.tokens).unwrap_or(i32::MAX),
         load_bound: placement.load_bound,
         ring_version: i32::try_from(placement.version).unwrap_or(i32::MAX),
         ttl_ms: i64::try_from(config.ttl.as_millis()).unwrap_or(i64::MAX),
-        secret_check: hex(&Sha256::digest(secret)[..16]),
+        secret_check: format!("{}.{}", check("check"), check(&cluster)),
     }
 }
 
 fn agree(mesh: &MeshSettings, mine: &MeshSettings) -> Result<(), Error> {
-    if mesh.secret_check != mine.secret_check {
+    let parts = |settings: &MeshSettings| {
+        let (secret, cluster) = settings.secret_check.split_once('.').unwrap_or_default();
+        (secret.to_owned(), cluster.to_owned())
+    };
+    let ((their_secret, their_cluster), (secret, cluster)) = (parts(mesh), parts(mine));
+    if their_secret != secret {
         return Err(Error::WrongSecret);
+    }
+    // Nodes of two ids would share the slots, and never hear each other.
+    if their_cluster != cluster {
+        return Err(Error::WrongCluster);
     }
     let bound = |bound: Option<f64>| bound.map_or_else(|| "none".to_owned(), |c| c.to_string());
     let compared = [
@@ -355,5 +368,10 @@ mod tests {
             ..mine.clone()
         };
         assert!(matches!(agree(&wrong, &mine), Err(Error::WrongSecret)));
+        let elsewhere = settings(&Config {
+            cluster_id: "another".to_owned(),
+            ..Config::default()
+        });
+        assert!(matches!(agree(&elsewhere, &mine), Err(Error::WrongCluster)));
     }
 }

@@ -60,6 +60,10 @@ async fn node_that_does_not_fit_the_mesh_is_refused_and_writes_nothing() {
             "the cluster secret is not the mesh's",
         ),
         (
+            &[("RINGMESH_CLUSTER_ID", "another")],
+            "cluster_id is not the mesh's: all nodes must have the same",
+        ),
+        (
             &[("RINGMESH_TOKENS", "256")],
             "this mesh runs with tokens = 512, this node with 256",
         ),
@@ -89,7 +93,14 @@ async fn node_that_does_not_fit_the_mesh_is_refused_and_writes_nothing() {
     lab.check(refused, || {
         format!("under a newer schema it ended with {code:?} and said\n{said}")
     });
-    lab.execute("update ringmesh.mesh set oldest_binary = 1").await;
+    lab.execute("update ringmesh.mesh set oldest_binary = 1, slots = 8")
+        .await;
+    let (code, said) = refusal(&lab, &[]).await;
+    let refused = code.is_some_and(|code| code != 0) && said.contains("slots = 8, this node with 4096");
+    lab.check(refused, || {
+        format!("in a mesh of other slots it ended with {code:?} and said\n{said}")
+    });
+    lab.execute("update ringmesh.mesh set slots = 4096").await;
 
     let after = written(&lab).await;
     lab.check(after == before, || {
