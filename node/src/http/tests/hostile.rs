@@ -313,8 +313,11 @@ async fn hostile_bodies_are_refused_with_a_stable_code() {
     }
 }
 
+/// What is wrong, the body, and the status, the code and the line that are answered.
+type Batch = (&'static str, Vec<u8>, u16, &'static str, Option<u64>);
+
 /// Batches, as lines: what is wrong with them, and the line at fault.
-fn batches() -> Vec<(&'static str, Vec<u8>, u16, &'static str, Option<u64>)> {
+fn batches() -> Vec<Batch> {
     let good = String::from_utf8(with_payload("1")).unwrap();
     let lines = |lines: &[&str]| lines.join("\n").into_bytes();
     let large = String::from_utf8(with_payload(&format!("\"{}\"", "x".repeat(MAX_BYTES)))).unwrap();
@@ -603,8 +606,11 @@ fn paths() -> Vec<(Method, String, u16, &'static str)> {
     ]
 }
 
+/// Headers, and the status and the code that are answered.
+type Headers = (Vec<(&'static str, String)>, u16, &'static str);
+
 /// Headers of a good task: all that stands in place of `content-type: application/json`.
-fn headers() -> Vec<(Vec<(&'static str, String)>, u16, &'static str)> {
+fn headers() -> Vec<Headers> {
     let of = |pairs: &[(&'static str, &str)], status, code| {
         let pairs = pairs
             .iter()
