@@ -5,7 +5,7 @@
 //! **Algorithm.** That owner maps have this property is tested of the ring itself, for all numbers of members up to 64
 //! (`ring/src/placement_tests.rs`). Here, what really moved: one pass over the grants. A slot may leave
 //!
-//! - an owner that was declared dead, or that a fault hits;
+//! - an owner that was declared dead, or that a fault hits; where all are killed at once, all join anew, each at its time;
 //! - an owner that leaves: it is declared *left* later on;
 //! - any owner for a newcomer: a node that gets its first slots, without a pause of two TTLs by Postgres' clock in between. How long
 //!   that takes in all depends on the machine.
@@ -97,7 +97,8 @@ impl Checker for Movement {
                         || living.len() > UNBOUND
                         || windows.iter().any(|window| {
                             let nodes_alone = window.is_kill() || window.is_pause();
-                            window.covers_commit(at, after) && (!nodes_alone || window.hits(from))
+                            let explains = !nodes_alone || window.hits_all || window.hits(from);
+                            window.covers_commit(at, after) && explains
                         });
                     if !explained {
                         let text =

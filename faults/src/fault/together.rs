@@ -74,13 +74,19 @@ impl Fault for Together {
 
     async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
         let mut all = Begun::default();
+        let mut everybody = false;
         for part in &mut self.parts {
             let begun = part.begin(lab, rng).await?;
+            everybody |= begun.incarnations.is_empty();
             all.hosts.extend(begun.hosts);
             all.incarnations.extend(begun.incarnations);
             all.detail += &format!("{} {}; ", part.name(), begun.detail);
             let apart = Duration::from_millis(rng.random_range(0..500));
             tokio::time::sleep(apart).await;
+        }
+        if everybody {
+            all.hosts.clear();
+            all.incarnations.clear();
         }
         Ok(all)
     }

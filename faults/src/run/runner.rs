@@ -352,18 +352,27 @@ impl Started {
         let began = Instant::now();
         let steps = schedule(scenario.rhythm, faults.len(), seed, length);
         let mut acting = vec![false; faults.len()];
+        // Some faults take their time to begin or to heal: what follows is later by that, so that each fault and each rest last as
+        // long as they should.
+        let mut late = Duration::ZERO;
         for (at, step) in steps {
             let undisturbed = acting.iter().all(|acts| !acts);
-            self.watch(lab, began + at, undisturbed).await;
+            let due = began + at + late;
+            late += Instant::now().saturating_duration_since(due);
+            let over = began.elapsed() >= length;
             match step {
+                schedule::Step::Begin(..) if over => {}
                 schedule::Step::Begin(number, seed) => {
+                    self.watch(lab, due, undisturbed).await;
                     acting[number] = true;
                     self.begin(lab, faults[number].as_mut(), seed).await;
                 }
-                schedule::Step::Heal(number) => {
+                schedule::Step::Heal(number) if acting[number] => {
+                    self.watch(lab, due, undisturbed).await;
                     acting[number] = false;
                     self.end(lab, faults[number].as_mut()).await;
                 }
+                schedule::Step::Heal(_) => {}
             }
         }
         self.watch(lab, began + length, true).await;

@@ -33,6 +33,11 @@ impl Workload for Durations {
         "runs of 0, 0.1, 0.9, 1.1, 3 and 5 leases that wait willingly, ignore their cancellation, or block; 8/s"
     }
 
+    /// Its tasks take little, and hold their places for long.
+    fn cost(&self) -> f64 {
+        8.0
+    }
+
     async fn run(
         &self,
         targets: Targets,
