@@ -286,6 +286,8 @@ pub enum Step {
         /// Whom it hits. Empty: everybody, as a fault of Postgres does.
         incarnations: Vec<i64>,
     },
+    /// It has begun: what it takes to break something is done.
+    Begun { id: String },
     /// It is healed.
     Heal { id: String },
     /// All faults are healed; clients stop submitting.

@@ -3,7 +3,8 @@
 //! **Promise** (P6, P7). While a slot has something to do, the time from one end of a task to the next is bounded:
 //!
 //! - of slots whose owner dies, is frozen or is cut off: a TTL, two ticks (the fencing, the claim) and a second from the
-//!   beginning of the fault; where it leaves nobody to take over (Postgres, all nodes), as long from its healing;
+//!   beginning of the fault; where it leaves nobody to take over (Postgres, all nodes), as long from its healing, or from the
+//!   promotion of a standby;
 //! - of all others: twice the p99.9 before the first fault, and a second at least, since a machine has hiccups of its own.
 //!
 //! **Algorithm.** One pass. A slot waits from when its first open task was committed, or from its last end if more are open, to
@@ -169,6 +170,10 @@ fn hits<'a>(windows: &[Window<'a>], waits: &[Wait]) -> Vec<Hit<'a>> {
         // The last moment at which all that was owed was owed anew.
         let owed = overlapping.iter().map(|(_, window)| match window.heal {
             _ if !window.hits_all => window.begin.committed_at.min(wait.to),
+            // The new server is there once it is promoted; healing makes another standby.
+            _ if window.id == "N21" => window
+                .begun
+                .map_or(wait.to, |begun| begun.committed_at.min(wait.to)),
             Some(heal) => heal.committed_at.min(wait.to),
             None => wait.to,
         });
@@ -313,6 +318,21 @@ mod tests {
             build.step(Step::Heal { id: "N20".into() });
             build.tick(late);
             build.finish(&claim);
+            assert_eq!(Gap.check(&build.history).len(), kinds);
+        }
+    }
+
+    #[test]
+    fn from_a_promotion_on_work_is_owed() {
+        for (late, kinds) in [(100 * MS, 0), (7 * S, 1)] {
+            let mut build = Build::mesh();
+            let claim = build.submit("a", 1);
+            build.fault("N21", "failover", &[1, 2, 3]);
+            build.tick(20 * S);
+            build.step(Step::Begun { id: "N21".into() });
+            build.tick(late);
+            build.finish(&claim);
+            build.step(Step::Heal { id: "N21".into() });
             assert_eq!(Gap.check(&build.history).len(), kinds);
         }
     }

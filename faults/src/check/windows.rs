@@ -16,6 +16,8 @@ pub(super) struct Window<'a> {
     /// consequences were committed.)
     pub(super) before: Option<&'a Moment>,
     pub(super) begin: &'a Moment,
+    /// When all of it was broken. `None`: it is not known.
+    pub(super) begun: Option<&'a Moment>,
     /// `None`: it was not healed.
     pub(super) heal: Option<&'a Moment>,
 }
@@ -67,6 +69,9 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
         let heal = moments[place..]
             .iter()
             .find(|moment| matches!(&moment.step, Step::Heal { id: healed } if healed == id));
+        let begun = moments[place..]
+            .iter()
+            .find(|moment| matches!(&moment.step, Step::Begun { id: begun } if begun == id));
         let before = place.checked_sub(1).map(|before| &moments[before]);
         let wal = before.map_or(0, |moment| moment.wal);
         while let Some(change) = changes.next_if(|change| change.transaction <= wal) {
@@ -91,6 +96,7 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
             hits_all: living.iter().all(|node| incarnations.contains(node)) || incarnations.is_empty(),
             before,
             begin,
+            begun,
             heal,
         });
     }

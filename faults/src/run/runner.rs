@@ -392,12 +392,13 @@ impl Started {
                     begun.detail
                 ));
                 moment.step = Step::Fault {
-                    id,
+                    id: id.clone(),
                     name,
                     hosts: begun.hosts,
                     incarnations: begun.incarnations,
                 };
                 self.moments.push(moment);
+                self.moment(Step::Begun { id }).await;
             }
             Err(error) => self.void(format!("{id} {name} could not begin: {error:#}")),
         }
