@@ -103,6 +103,11 @@ pub(crate) async fn run(
                 Outcome::Refused
             }
             Some(Err(Error::Unknown(_))) => Outcome::Unknown,
+            // A full disk, a server in recovery, a deadlock: nothing was written, and the handler has not failed.
+            Some(Err(Error::Unavailable(error))) => {
+                tracing::warn!(task = %inner.token.id, %error, "a run could not be committed now, it is repeated");
+                Outcome::Answered(Err(Failure::snooze(AGAIN)))
+            }
             Some(Err(error)) => Outcome::Answered(Err(error.into())),
             None => {
                 inner.transaction.end();
@@ -114,6 +119,9 @@ pub(crate) async fn run(
     });
     ending.await.unwrap_or(Outcome::Unknown)
 }
+
+/// Until a run is repeated that Postgres could not commit for lack of something.
+const AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic

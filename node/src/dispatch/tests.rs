@@ -486,6 +486,46 @@ async fn effects_in_a_tasks_transaction_commit_with_it_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_for_which_postgres_lacks_something_is_repeated_and_is_no_failure() {
+    let db = Database::new().await;
+    sqlx::raw_sql(
+        "create table effect (what text);
+         create table lack (what text);
+         insert into lack values ('room');
+         create sequence tries;
+         create function lacking() returns trigger language plpgsql as $$ begin
+             perform nextval('tries');
+             if exists (select from lack) then
+                 raise exception 'no space is left' using errcode = 'disk_full';
+             end if;
+             return null;
+         end $$;
+         create constraint trigger lacking after insert on effect deferrable initially deferred
+             for each row execute function lacking()",
+    )
+    .execute(&db.store.pool)
+    .await
+    .unwrap();
+    let life = Life::with(db, "a", writer(), &["k"], limits()).await;
+    let id = life
+        .db
+        .submit_with("write", "k", r#""good""#, 0, 1, 300_000)
+        .await;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while life.db.count("select count(*) from tries where is_called").await == 0 {
+        assert!(tokio::time::Instant::now() < deadline, "it was never committed");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    sqlx::raw_sql("delete from lack")
+        .execute(&life.db.store.pool)
+        .await
+        .unwrap();
+    let end = life.db.end_of(id).await;
+    assert_eq!((end.state, end.failures), (State::Succeeded, 0));
+    assert_eq!(life.db.count("select count(*) from effect").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_break_lose_nothing_and_keep_the_order() {
     let (handlers, seen) = recorder();
     let keys: Vec<String> = (0..20).map(|key| format!("key{key}")).collect();
