@@ -14,7 +14,8 @@
 //!
 //! **Excluded.** Tasks that wait for a time, run for long, fail on purpose or are cancelled do not count as something to do. A gap that
 //! never ends is a lost task (I1, I8). Faults that only slow things down (no CPU, a bad network, clocks) promise no
-//! bound; how long slots stood still under them is reported.
+//! bound; how long slots stood still under them is reported. Runs in which Postgres' own clock is shifted: it is what gaps are
+//! measured by.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +23,7 @@ use ringmesh::task::TaskId;
 
 use super::windows::{Window, aftermath, windows};
 use super::{Checker, Violation};
-use crate::history::{Answer, Expected, History, Row};
+use crate::history::{Answer, Expected, History, Row, Step};
 
 pub(super) struct Gap;
 
@@ -65,6 +66,9 @@ impl Checker for Gap {
         let terms = history.terms;
         let most = (terms.ttl + 2 * terms.tick) / 1000 + GRACE;
         let windows = windows(history);
+        if windows.iter().any(shifts_time) {
+            return Vec::new();
+        }
         let waits = waits(history);
         let mut found: Vec<Violation> = hits(&windows, &waits)
             .into_iter()
@@ -148,9 +152,17 @@ pub(super) fn percentile(mut values: Vec<i64>, share: f64) -> i64 {
     values[place.clamp(1, values.len()) - 1]
 }
 
+/// Whether it makes the times of commits lie.
+fn shifts_time(window: &Window<'_>) -> bool {
+    matches!(&window.begin.step, Step::Fault { name, .. } if name == "clock-of-postgres")
+}
+
 /// The longest gap of each slot that a fault hits, for each fault.
 pub(super) fn gaps(history: &History) -> Vec<(&str, i64)> {
     let windows = windows(history);
+    if windows.iter().any(shifts_time) {
+        return Vec::new();
+    }
     let hits = hits(&windows, &waits(history));
     hits.into_iter().map(|hit| (hit.fault, hit.gap)).collect()
 }
@@ -263,7 +275,7 @@ fn waits(history: &History) -> Vec<Wait> {
 mod tests {
     use super::super::build::{Build, Claim, MS, S};
     use super::*;
-    use crate::history::{FencingKind, Step};
+    use crate::history::FencingKind;
 
     fn killed(takes: i64) -> (Build, Claim, Claim) {
         let mut build = Build::mesh();

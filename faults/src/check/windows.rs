@@ -9,7 +9,7 @@ use crate::history::{At, History, Moment, Row, Step};
 pub(super) struct Window<'a> {
     pub(super) id: &'a str,
     /// Whom it hits; empty: everybody.
-    pub(super) incarnations: &'a [i64],
+    pub(super) incarnations: Vec<i64>,
     /// Whether it leaves nobody who could take over: it hits Postgres, or each node that lives.
     pub(super) hits_all: bool,
     /// The step before it: nothing of the fault is older. (That of the fault itself may have been noted when its first
@@ -63,9 +63,16 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
     let mut living: HashSet<i64> = HashSet::new();
     let mut changes = history.changes.iter().peekable();
     for (place, begin) in moments.iter().enumerate() {
-        let Step::Fault { id, incarnations, .. } = &begin.step else {
+        let Step::Fault {
+            id,
+            name,
+            hosts,
+            incarnations,
+        } = &begin.step
+        else {
             continue;
         };
+        let mut incarnations = incarnations.clone();
         let heal = moments[place..]
             .iter()
             .find(|moment| matches!(&moment.step, Step::Heal { id: healed } if healed == id));
@@ -90,10 +97,14 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
                 _ => {}
             }
         }
+        let hits_all = living.iter().all(|node| incarnations.contains(node)) || incarnations.is_empty();
+        if name.contains("crash-loop") && !incarnations.is_empty() {
+            incarnations.extend(started(history, hosts, wal, heal));
+        }
         windows.push(Window {
             id,
             incarnations,
-            hits_all: living.iter().all(|node| incarnations.contains(node)) || incarnations.is_empty(),
+            hits_all,
             before,
             begin,
             begun,
@@ -101,6 +112,21 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
         });
     }
     windows
+}
+
+/// The lives that hosts began during a fault: such a fault makes them itself.
+fn started(history: &History, hosts: &[String], from: u64, heal: Option<&Moment>) -> Vec<i64> {
+    let during = from..=heal.map_or(u64::MAX, |heal| heal.wal);
+    let lives = history.changes.iter().filter_map(|change| match &change.row {
+        Row::Node {
+            incarnation, name, ..
+        } if during.contains(&change.transaction) && hosts.iter().any(|host| **host == **name) => {
+            Some(*incarnation)
+        }
+        _ => None,
+    });
+    let lives: HashSet<i64> = lives.collect();
+    lives.into_iter().collect()
 }
 
 /// How long after the end of a fault its consequences may come, beside what the terms of leases explain: ns.

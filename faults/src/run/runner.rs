@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
@@ -11,7 +12,7 @@ use ringmesh::sqlx::postgres::PgPoolOptions;
 use ringmesh::sqlx::{PgPool, query_scalar};
 use ringmesh::store::{self, Store};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::ageing::{self, Look, Minute};
@@ -35,6 +36,8 @@ const READY: Duration = Duration::from_secs(180);
 const DRAIN: Duration = Duration::from_secs(300);
 /// After the drain nothing changes any more: time enough for all nodes to see the same.
 const STILL: Duration = Duration::from_secs(7);
+/// For a question to Postgres beside the run.
+const SOON: Duration = Duration::from_millis(500);
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(200);
 /// What the product's nodes subtract from a lease, and how often they look, if they are told nothing.
@@ -189,6 +192,8 @@ struct Started {
     stop: CancellationToken,
     clients: JoinSet<Vec<Submit>>,
     looks: JoinHandle<Vec<Look>>,
+    /// By how much Postgres' clock is ahead of this machine's, microseconds.
+    ahead: AtomicI64,
     began: Instant,
     moments: Vec<Moment>,
     timeline: Vec<String>,
@@ -225,6 +230,7 @@ impl Started {
             stop,
             clients,
             looks,
+            ahead: AtomicI64::new(0),
             began: Instant::now(),
             moments: Vec::new(),
             timeline: Vec::new(),
@@ -332,10 +338,17 @@ impl Started {
     }
 
     async fn now(&self, step: Step) -> Moment {
+        let at = note::now();
         let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let here = clock.map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
+        // Faults may shift Postgres' clock. While it does not answer, it goes on as it did.
+        let asked = query_scalar::<_, i64>("select (extract(epoch from clock_timestamp()) * 1e6)::bigint");
+        if let Ok(Ok(there)) = timeout(SOON, asked.fetch_one(&self.db)).await {
+            self.ahead.store(there - here, Ordering::Relaxed);
+        }
         Moment {
-            at: note::now(),
-            committed_at: clock.map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX)),
+            at,
+            committed_at: here + self.ahead.load(Ordering::Relaxed),
             wal: self.observer.number().await,
             step,
         }
