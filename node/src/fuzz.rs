@@ -5,12 +5,13 @@
 //! each target), and by cargo-fuzz, which follows what the code does with them (`fuzz/`).
 
 mod bodies;
-mod datagrams;
 mod requests;
 mod texts;
 
 #[cfg(test)]
 pub(crate) mod mutate;
+
+use crate::gossip::fuzzing as gossip;
 
 /// One way into the product.
 #[derive(Debug, Clone, Copy)]
@@ -39,9 +40,9 @@ macro_rules! targets {
 
 targets! {
     /// Datagrams in a row, with and without a good MAC: none is delivered twice, none without a good MAC at all.
-    datagrams = datagrams::run, datagrams::seeds;
+    datagrams = gossip::run, gossip::seeds;
     /// Gossip messages behind their seal: understood or not, the next one is.
-    messages = datagrams::run_message, datagrams::message_seeds;
+    messages = gossip::run_message, gossip::message_seeds;
     /// What a connection sends: each answer is one that the API has, and none is a fault of the node.
     requests = requests::run, requests::seeds;
     /// A body of `POST /v1/tasks`: taken within all limits, or refused with a code and a field.

@@ -8,6 +8,8 @@
     reason = "the test that runs the commands reads the rows, here they are counted"
 )]
 pub(crate) mod cli;
+mod numbers;
+mod payloads;
 pub(crate) mod tasks;
 
 /// The doors, and how many rows their tables have.

@@ -8,6 +8,7 @@ mod nodes;
 mod rate;
 mod server;
 mod submits;
+mod targets;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
