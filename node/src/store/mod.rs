@@ -120,7 +120,8 @@ pub struct Me {
 pub struct Store {
     /// For everything that may take its own plan: submits, reads, upkeep, handlers' transactions.
     pub(crate) pool: Pool,
-    /// For ownership: reads of slots, grants, transfers, fences. Of its own, so that no load of tasks delays a takeover.
+    /// For ownership: reads of slots, grants, transfers, fences. Of its own, so that no load of tasks delays a takeover. Finds
+    /// rows by indexes, as the sessions of their own do.
     pub(crate) control: Pool,
     /// For claim, finish and their like: sessions that only ever take index plans, since the tables they were planned on
     /// may have been empty then.
@@ -139,6 +140,18 @@ pub struct Store {
     looked: Arc<OnceCell<()>>,
     ttl: Duration,
 }
+
+/// A session keeps the plans of its statements, which may have been made while a table had one page, that a scan reads sooner than
+/// an index: dead rows pile up there later. Statements that have no index
+/// seem expensive then, so much so that Postgres would compile each of them, which takes longer than they do.
+const BY_INDEX: [(&str, &str); 3] = [
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("jit", "off"),
+];
+
+/// What the statements of owners are written for, whatever the database's default: they look again when they have waited.
+const LOOKS_AGAIN: [(&str, &str); 1] = [("default_transaction_isolation", "read committed")];
 
 /// Ownership has few statements under way at a time.
 const CONTROL_CONNECTIONS: u32 = 3;
@@ -196,23 +209,18 @@ impl Store {
             ("tcp_keepalives_interval", "1".to_owned()),
             ("tcp_keepalives_count", "3".to_owned()),
         ];
-        let and = |more: &[(&'static str, &str)]| {
-            let mut all = settings.clone();
-            // Nobody waits longer for these statements: the server ends them before they are given up here.
-            all.retain(|(name, _)| *name != "statement_timeout");
-            all.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
-            all
-        };
-        let quick = and(&[("statement_timeout", "9s")]);
-        let indexed = and(&[
-            ("statement_timeout", "9s"),
-            ("enable_seqscan", "off"),
+        let mut quick = settings.clone();
+        // Nobody waits longer for these statements: the server ends them before they are given up here.
+        quick.retain(|(name, _)| *name != "statement_timeout");
+        quick.extend(written([("statement_timeout", "9s")]));
+        quick.extend(written(BY_INDEX));
+        quick.extend(written(LOOKS_AGAIN));
+        let mut indexed = quick.clone();
+        indexed.extend(written([
             ("enable_hashjoin", "off"),
             ("enable_mergejoin", "off"),
-            ("enable_bitmapscan", "off"),
-            ("jit", "off"),
             ("plan_cache_mode", "force_generic_plan"),
-        ]);
+        ]));
         let silence = Arc::new(Silence::default());
         let network = Network::new(
             match options.pooler {
@@ -291,6 +299,8 @@ impl Store {
     /// A session outside the pools, each of whose questions may take as long as `limit`; its start as well.
     async fn session(&self, limit: Duration, more: &[(&'static str, String)]) -> Result<Session, Error> {
         let mut settings = self.settings.clone();
+        settings.extend(written(BY_INDEX));
+        settings.extend(written(LOOKS_AGAIN));
         settings.extend_from_slice(more);
         let terms = Terms::new(&self.lease, settings, &self.lease_network);
         Ok(Session::connect(terms, limit).await?)
@@ -320,6 +330,11 @@ impl Store {
             }
         }
     }
+}
+
+/// Settings as sessions take them.
+fn written<const N: usize>(settings: [(&'static str, &str); N]) -> [(&'static str, String); N] {
+    settings.map(|(name, value)| (name, value.to_owned()))
 }
 
 /// Runs to its end, also if nobody waits for it any more: a statement that is dropped half-way costs its connection, and

@@ -185,7 +185,14 @@ impl Terms {
     pub(crate) fn begin(&self, more: &str) -> String {
         match self.network.way() {
             Way::Direct | Way::Session => format!("begin; {more}"),
-            Way::Transaction => format!("begin; {}{more}", self.text("set local")),
+            // This transaction has begun by the database's default already.
+            Way::Transaction => {
+                let settings = self.text("set local");
+                format!(
+                    "begin; {}{more}",
+                    settings.replace("default_transaction_", "transaction_")
+                )
+            }
         }
     }
 
