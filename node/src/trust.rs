@@ -1,7 +1,7 @@
 //! The trust window: until when this node may rely on its own lease.
 //!
-//! One writer (the lease thread), many readers. Past the window the node starts nothing (P3); the fence in Postgres would
-//! refuse its writes anyway, this only keeps it from doing work in vain.
+//! One writer (the lease thread), many readers. Past the window the node starts nothing (P3); what it
+//! began still counts until it is fenced, or cut short by whoever fences it. From then on Postgres refuses its writes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -25,7 +25,9 @@ async fn handler_that_blocks_all_threads_for_three_leases_costs_at_most_its_node
     })
     .await;
     let renewals = format!(
-        "select coalesce(max(renewals), 1000000000) from ringmesh.node where incarnation = {busy} and fenced_at is null"
+        "select coalesce(max(l.renewals), 1000000000)
+         from ringmesh.node n join ringmesh.lease l on l.incarnation = n.incarnation
+         where n.incarnation = {busy} and n.fenced_at is null"
     );
     let before = lab.number(&renewals).await;
     lab.until(

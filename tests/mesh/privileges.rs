@@ -131,6 +131,8 @@ async fn mesh_of_a_plain_role_lives_through_a_death_and_an_application_can_only_
         "delete from ringmesh.mesh",
         "select * from ringmesh.node",
         "update ringmesh.node set fenced_at = now()",
+        "select * from ringmesh.lease",
+        "update ringmesh.lease set renewals = 0",
         "update ringmesh.slot set owner = 1, epoch = epoch + 1",
         "select nextval('ringmesh.incarnation')",
         "select setval('ringmesh.task_id', 1)",

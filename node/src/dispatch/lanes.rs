@@ -558,7 +558,7 @@ impl Lanes {
     }
 
     /// A claim's answer. Answers with the tasks that must go back, and the slots that were not ours in Postgres at that
-    /// moment (or the lease was over); those are left for the next tick, so that nothing turns without a pause.
+    /// moment (or the node was cut short); those are left for the next tick, so that nothing turns without a pause.
     pub(crate) fn on_claim(
         &mut self,
         ticket: Ticket,

@@ -1,6 +1,6 @@
 //! The owner's work on tasks: claim, finish, send back, and the upkeep of scheduled tasks and held keys.
 //!
-//! Each write carries its fence. A task that is missing in an answer was fenced, or has ended, or the lease was over at that
+//! Each write carries its fence. A task that is missing in an answer was fenced, or has ended, or the node was cut short at that
 //! moment; [`Store::read_back`] tells which.
 
 use std::time::Duration;
@@ -74,7 +74,7 @@ pub struct ClaimAnswer {
 /// What is certain of slots after claims or promotions without an answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// The slots for which it is. A slot that is missing is not ours, or the lease was over.
+    /// The slots for which it is. A slot that is missing is not ours, or the node was cut short.
     pub slots: Vec<Slot>,
     /// What Postgres holds as claimed in them.
     pub claimed: Vec<Token>,
@@ -250,7 +250,7 @@ impl Error {
 }
 
 impl Store {
-    /// Claims due tasks, oldest first. A slot that is missing in `probed` was not ours, or was settled, or the lease was over.
+    /// Claims due tasks, oldest first. A slot that is missing in `probed` was not ours, or was settled, or the node was cut short.
     ///
     /// # Errors
     /// `Unknown`: tasks may have been claimed; [`Store::settle`] finds them.

@@ -108,12 +108,14 @@ async fn a_stale_owner_can_neither_claim_nor_write() {
 }
 
 #[tokio::test]
-async fn a_node_whose_lease_is_over_writes_nothing_and_its_claim_says_so() {
+async fn a_node_that_was_cut_short_writes_nothing_and_its_claim_says_so() {
     let db = Database::new().await;
     let slot = slot_of("k");
+    // That its lease is over refuses nothing: who fences it cuts it short first.
     let me = db.node("a", Duration::ZERO).await;
     let epoch = db.take(me, &[slot]).await[0].1;
     db.submit("noop", "k", "1").await;
+    db.cut_short(me).await;
     let answer = db
         .store
         .claim(me, Ticket(1), &[probe(slot, epoch, 0)])

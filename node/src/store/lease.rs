@@ -106,6 +106,10 @@ const FENCE_PATIENCE: Duration = Duration::from_millis(200);
 /// How long an attempt to fence a node may take; whoever wants it fenced tries again.
 const FENCE_WITHIN: Duration = Duration::from_secs(10);
 
+/// How a fence reads, whatever the database's default: its second statement has to see what the first one waited for.
+pub(super) const FENCE_TERMS: &str =
+    "set transaction isolation level read committed; set local statement_timeout = '5s'";
+
 impl Store {
     /// All unfenced nodes, by incarnation.
     ///
@@ -132,7 +136,7 @@ impl Store {
     /// Registers a start of a node with a lease of `ttl`. `None`: an unfenced node has this name.
     ///
     /// # Errors
-    /// `Unknown`: it may be registered; its lease then runs out unused.
+    /// `Unknown`: it may be registered; it then never renews, and is fenced.
     pub async fn register(
         &self,
         boot: i64,
@@ -186,7 +190,7 @@ impl Store {
                 .await?;
         }
         let mut session = self.session(FENCE_WITHIN, &[]).await?;
-        session.begin_with("set local statement_timeout = '5s'").await?;
+        session.begin_with(FENCE_TERMS).await?;
         let backend = sqlx::query_scalar::<_, i32>("select pg_backend_pid()")
             .fetch_one(&mut session)
             .await?;
@@ -226,7 +230,7 @@ impl Store {
     }
 }
 
-async fn fence_on(
+pub(super) async fn fence_on(
     session: &mut Session,
     node: Incarnation,
     seen: Option<i64>,
@@ -245,9 +249,13 @@ async fn fence_on(
         _ => failpoint::FENCE,
     })
     .await?;
-    sqlx::query_file!("src/store/sql/set_fenced.sql", node.0, kind.as_str(), by.0)
+    let fenced = sqlx::query_file!("src/store/sql/set_fenced.sql", node.0, kind.as_str(), by.0, seen)
         .execute(&mut *session)
         .await?;
+    if fenced.rows_affected() == 0 {
+        session.rollback().await?;
+        return Ok(Fencing::Nothing);
+    }
     session.commit().await.map_err(Error::Unknown)?;
     Ok(Fencing::Fenced)
 }

@@ -110,3 +110,31 @@ async fn a_newer_schema_is_left_as_it_is() {
     let now: String = sqlx::query_scalar(all).fetch_one(&mut session).await.unwrap();
     assert_eq!(now, before);
 }
+
+#[tokio::test]
+async fn leases_are_added_beside_open_writers_and_old_snapshots() {
+    let fresh = super::testing::fresh().await;
+    let mut session = PgConnection::connect(&fresh.server.url()).await.unwrap();
+    // As the version before left it, with a node of that version.
+    let before = "
+        drop table ringmesh.lease;
+        delete from ringmesh._sqlx_migrations where version = 2;
+        insert into ringmesh.node (incarnation, boot, name, http, gossip, weight, lease_until, renewals)
+        values (nextval('ringmesh.incarnation'), 7, 'old', '127.0.0.1:1', '127.0.0.1:1', 1, now() + interval '600 s', 5)";
+    sqlx::raw_sql(before).execute(&mut session).await.unwrap();
+    let mut writer = fresh.session().await;
+    writer
+        .run("begin; update ringmesh.node set renewals = renewals + 1")
+        .await;
+    let mut snapshot = fresh.session().await;
+    snapshot
+        .run("begin isolation level repeatable read; select from ringmesh.node")
+        .await;
+    assert_eq!(fresh.store.migrate().await.unwrap(), 1);
+    writer.run("commit").await;
+    snapshot.run("commit").await;
+    let nodes = fresh.store.unfenced_nodes().await.unwrap();
+    let seen: Vec<_> = nodes.iter().map(|node| (&*node.name, node.renewals)).collect();
+    assert_eq!(seen, [("old", 6)]);
+    assert!(nodes[0].lease_ms > 0);
+}

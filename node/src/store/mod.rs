@@ -20,6 +20,8 @@ mod pooler;
 #[cfg(test)]
 mod races_tests;
 mod read;
+#[cfg(test)]
+mod renewal_races_tests;
 mod retention;
 #[cfg(test)]
 mod scale_tests;
@@ -38,6 +40,8 @@ mod transaction;
 #[cfg(test)]
 mod upkeep_races_tests;
 mod url;
+#[cfg(test)]
+mod versions_tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -141,8 +145,8 @@ pub struct Store {
     ttl: Duration,
 }
 
-/// A session keeps the plans of its statements, which may have been made while a table had one page, that a scan reads sooner than
-/// an index: dead rows pile up there later. Statements that have no index
+/// A session keeps the plans of its statements. Those that look for a node's newest lease must not have been made while all
+/// leases lay on one page, which a scan reads sooner than an index: dead rows pile up there later. Statements that have no index
 /// seem expensive then, so much so that Postgres would compile each of them, which takes longer than they do.
 const BY_INDEX: [(&str, &str); 3] = [
     ("enable_seqscan", "off"),
@@ -150,7 +154,8 @@ const BY_INDEX: [(&str, &str); 3] = [
     ("jit", "off"),
 ];
 
-/// What the statements of owners are written for, whatever the database's default: they look again when they have waited.
+/// What the statements of owners are written for, whatever the database's default: they look again when they have waited, and
+/// renewals, which read all leases, do not fail for each other's sake.
 const LOOKS_AGAIN: [(&str, &str); 1] = [("default_transaction_isolation", "read committed")];
 
 /// Ownership has few statements under way at a time.

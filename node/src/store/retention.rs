@@ -1,4 +1,4 @@
-//! Day partitions of finished tasks: created ahead, dropped after the retention time.
+//! Day partitions of finished tasks: created ahead, dropped after the retention time. And what dead nodes leave.
 //!
 //! A missing day fails every finish, so days are created well ahead. A day is detached concurrently and only then dropped,
 //! each under a short lock timeout: a plain drop behind one long reader would stop every finish.
@@ -13,8 +13,9 @@ use crate::failpoint::{self, droppable};
 const DAYS_AHEAD: i32 = 7;
 
 impl Store {
-    /// Creates the days ahead that are missing, drops those past their retention, forgets nodes fenced long ago. Every node
-    /// may call it at any time; what one does not get done, the next call does. Answers with the days dropped.
+    /// Creates the days ahead that are missing, drops those past their retention, forgets nodes fenced long ago and the
+    /// leases of the fenced. Every node may call it at any time; what one does not get done, the next call does. Answers with the
+    /// days dropped.
     ///
     /// # Errors
     /// What was done stays done.
@@ -40,6 +41,9 @@ async fn keep_days(session: &mut Session, retention: Duration) -> Result<usize, 
         .execute(&mut *session)
         .await?;
     sqlx::query_file!("src/store/sql/forget_nodes.sql")
+        .execute(&mut *session)
+        .await?;
+    sqlx::query_file!("src/store/sql/forget_leases.sql")
         .execute(&mut *session)
         .await?;
     let retention = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX / 2);

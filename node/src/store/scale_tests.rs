@@ -1,10 +1,12 @@
-//! What a look costs when there is much that it does not look for: counted in rows that Postgres read, not in time.
+//! What a look costs when there is much that it does not look for: counted in rows and blocks that Postgres read, not in time.
 
 use std::time::Duration;
 
 use ringmesh_ring::{Epoch, Slot};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
+use super::renewal_races_tests::{filled, renewal};
+use super::testing::PATIENCE;
 use super::testing_owner::Database;
 use super::*;
 
@@ -209,4 +211,107 @@ async fn claims_beside_a_backlog_and_without_are_timed() {
         .count("select seq_scan from pg_stat_user_tables where relid = 'ringmesh.task'::regclass")
         .await;
     println!("{scans} scans of the whole table by all sessions, those of this test included");
+}
+
+/// A statement prepared when the tables were empty, under the plan that was made for it then.
+struct Early<'a> {
+    session: &'a mut PgConnection,
+}
+
+impl<'a> Early<'a> {
+    async fn new(session: &'a mut PgConnection, statements: &[(&str, String)]) -> Self {
+        let mut early = Early { session };
+        early.run("set local plan_cache_mode = force_generic_plan").await;
+        for (name, sql) in statements {
+            early.run(&format!("prepare {name} as {sql}")).await;
+            early.run(&format!("explain execute {name}")).await;
+        }
+        early
+    }
+
+    async fn run(&mut self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+            .execute(&mut *self.session)
+            .await
+            .unwrap();
+    }
+
+    /// How many blocks one execution looks at; what it writes is taken back.
+    async fn blocks(&mut self, name: &str) -> i64 {
+        let explain = format!("explain (analyze, buffers, timing off, format json) execute {name}");
+        self.run("savepoint before").await;
+        let row = sqlx::raw_sql(AssertSqlSafe(explain))
+            .fetch_one(&mut *self.session)
+            .await
+            .unwrap();
+        let plan: &str = sqlx::Row::try_get_unchecked(&row, 0).unwrap();
+        let plan: serde_json::Value = serde_json::from_str(plan).unwrap();
+        self.run("rollback to savepoint before").await;
+        let of = |what: &str| plan[0]["Plan"][what].as_i64().unwrap();
+        of("Shared Hit Blocks") + of("Shared Read Blocks")
+    }
+}
+
+#[tokio::test]
+async fn renewals_under_an_old_snapshot_cost_renewals_watches_and_fences_nothing() {
+    const RENEWALS: i64 = 2_000;
+    let mut world = World::new().await;
+    let mut nodes = vec![world.me];
+    for name in ["b", "c"] {
+        nodes.push(world.db.node(name, Duration::from_secs(600)).await);
+    }
+    let mut old = PgConnection::connect(&world.db.url).await.unwrap();
+    sqlx::raw_sql("begin isolation level repeatable read; select from ringmesh.node, ringmesh.lease")
+        .execute(&mut old)
+        .await
+        .unwrap();
+    let me = nodes[0];
+    let (incarnation, boot) = (me.incarnation.0, me.boot);
+    let name = "'a'";
+    let statements = [
+        ("renew", renewal(me)),
+        ("unfenced_nodes", include_str!("sql/unfenced_nodes.sql").to_owned()),
+        ("unfenced_by_name", filled(include_str!("sql/unfenced_by_name.sql"), &[name])),
+        (
+            "cut_short",
+            filled(include_str!("sql/cut_short.sql"), &[&incarnation.to_string(), "-1"]),
+        ),
+        // As every write of an owner begins.
+        (
+            "fence",
+            format!(
+                "select from ringmesh.node
+                 where incarnation = {incarnation} and boot = {boot} and fenced_at is null and lease_until > clock_timestamp()
+                 for key share"
+            ),
+        ),
+    ];
+    let mut session = world.db.store.session(PATIENCE, &[]).await.unwrap();
+    session.begin_with("").await.unwrap();
+    let mut early = Early::new(session.connection(), &statements).await;
+    for node in &nodes {
+        // Each renewal is a transaction.
+        world
+            .run(&format!(
+                "do $do$ begin
+                     for i in 1..{RENEWALS} loop execute $sql$ {} $sql$; commit; end loop;
+                 end $do$",
+                renewal(*node)
+            ))
+            .await;
+    }
+    let lived = world.db.store.unfenced_nodes().await.unwrap();
+    assert!(lived.iter().all(|node| node.renewals == RENEWALS), "{lived:?}");
+    let mut looked = Vec::new();
+    for (name, _) in &statements {
+        // What was read once is known: hints on rows, dead entries of the index.
+        early.blocks(name).await;
+        looked.push((*name, early.blocks(name).await));
+    }
+    println!("after {RENEWALS} renewals of {} nodes: {looked:?}", nodes.len());
+    let most = [60, 40, 15, 20, 5];
+    for ((name, blocks), most) in looked.iter().zip(most) {
+        assert!(*blocks <= most, "{name} looked at {blocks} blocks");
+    }
+    sqlx::raw_sql("commit").execute(&mut old).await.unwrap();
 }

@@ -82,6 +82,15 @@ impl Database {
         granted
     }
 
+    /// Bars a node that has not renewed yet, as whoever wants to fence it does first.
+    pub(crate) async fn cut_short(&self, me: Me) {
+        let done = sqlx::query_file!("src/store/sql/cut_short.sql", me.incarnation.0, 0)
+            .execute(&self.store.pool)
+            .await
+            .unwrap();
+        assert_eq!(done.rows_affected(), 1);
+    }
+
     pub(crate) async fn submit(&self, kind: &str, key: &str, payload: &str) -> TaskId {
         self.submit_with(kind, key, payload, 0, 10, 300_000).await
     }

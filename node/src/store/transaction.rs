@@ -18,7 +18,7 @@ use crate::failpoint::{self, droppable};
 pub enum Commit {
     /// Task and effects are committed.
     Done,
-    /// Nothing was committed: the run was fenced, or the task has ended, or the lease was over.
+    /// Nothing was committed: the run was fenced, or the task has ended, or the node was cut short.
     Fenced,
 }
 

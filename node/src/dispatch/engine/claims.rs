@@ -37,7 +37,7 @@ impl Engine {
                 let (back, missing) = self.lanes.on_claim(ticket, answer, now());
                 self.give_back(back);
                 if !missing.is_empty() {
-                    tracing::info!(slots = %ranges(missing), "claimed nothing: not owned in Postgres, or settled, or the lease was over");
+                    tracing::info!(slots = %ranges(missing), "claimed nothing: not owned in Postgres, or settled, or the node was cut short");
                 }
             }
             Err(error) => {

@@ -119,7 +119,7 @@ impl Engine {
         metrics::counter!(metric::FENCED_WRITES).increment(rows);
         tracing::info!(
             rows,
-            "writes were refused: fenced, ended elsewhere, or the lease was over"
+            "writes were refused: fenced, ended elsewhere, or the node was cut short"
         );
     }
 

@@ -1,4 +1,6 @@
--- Ends an unexpired lease now, so that new writers are refused while the fencer waits for the row. A live node just renews.
--- The condition on renewals keeps a node that has renewed since the caller looked.
-update ringmesh.node set lease_until = clock_timestamp()
-where incarnation = $1 and renewals = $2 and fenced_at is null and lease_until > clock_timestamp()
+-- Bars a node from now on, so that new writers are refused while the fencer waits for its row. A live node's next renewal lifts
+-- the bar. $2: the renewals that the caller saw; a node that has renewed since is not barred.
+update ringmesh.node n set lease_until = clock_timestamp()
+where n.incarnation = $1 and n.fenced_at is null and n.lease_until > clock_timestamp()
+  and $2 = coalesce((select l.renewals from ringmesh.lease l where l.incarnation = n.incarnation
+                     order by l.renewals desc limit 1), n.renewals)

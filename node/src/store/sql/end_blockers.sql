@@ -6,5 +6,8 @@ from unnest(pg_blocking_pids($1)) b join pg_stat_activity a on a.pid = b
 where a.xact_start < clock_timestamp() - interval '250 milliseconds'
   and not exists (select from pg_locks l
                   where l.pid = a.pid and l.locktype = 'tuple' and l.relation = 'ringmesh.node'::regclass)
-  and exists (select from ringmesh.node
-              where incarnation = $2 and fenced_at is null and ($3::bigint is null or renewals = $3))
+  and exists (select from ringmesh.node n
+              where n.incarnation = $2 and n.fenced_at is null
+                and ($3::bigint is null
+                     or $3 = coalesce((select l.renewals from ringmesh.lease l where l.incarnation = n.incarnation
+                                       order by l.renewals desc limit 1), n.renewals)))

@@ -1,2 +1,7 @@
--- The unfenced node of a name. Index: node_name_unfenced.
-select incarnation, boot, http, renewals from ringmesh.node where name = $1 and fenced_at is null
+-- The unfenced node of a name. Indexes: node_name_unfenced, lease_pkey.
+select n.incarnation, n.boot, n.http, coalesce(l.renewals, n.renewals) as "renewals!"
+from ringmesh.node n
+left join lateral (
+    select renewals from ringmesh.lease where incarnation = n.incarnation order by renewals desc limit 1
+) l on true
+where n.name = $1 and n.fenced_at is null
