@@ -62,7 +62,7 @@ pub enum Row {
         owner: Option<i64>,
         epoch: i64,
     },
-    /// A node's row; renewals appear too.
+    /// A node's row; `renewals` as when it was written last, which is not at each renewal.
     Node {
         incarnation: i64,
         name: Arc<str>,
@@ -71,6 +71,8 @@ pub enum Row {
     },
     /// A node's row was deleted.
     NodeGone { incarnation: i64 },
+    /// A node's lease: its start, or a renewal. That a lease is deleted says nothing.
+    Lease { incarnation: i64, renewals: i64 },
     /// An open task was inserted, or changed in more than its being claimed or returned.
     Task {
         id: TaskId,

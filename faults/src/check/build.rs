@@ -69,6 +69,7 @@ impl Build {
         build.commit([Row::Baseline].into_iter().chain(slots));
         for node in 1..=3 {
             build.node(node, 0, None);
+            build.lease(node, 0);
             build.renew(node, 1);
         }
         for slot in 0..26 {
@@ -107,10 +108,17 @@ impl Build {
         }]);
     }
 
+    pub(super) fn lease(&mut self, incarnation: i64, renewals: i64) {
+        self.commit([Row::Lease {
+            incarnation,
+            renewals,
+        }]);
+    }
+
     /// A renewal, in Postgres and as its node notes it.
     pub(super) fn renew(&mut self, incarnation: i64, renewals: i64) {
         let sent = self.now;
-        self.node(incarnation, renewals, None);
+        self.lease(incarnation, renewals);
         self.event(incarnation, What::Renewed { sent, incarnation });
     }
 

@@ -13,6 +13,9 @@
 //! | replaced | the row's own number: a start has none yet | a later start under this name follows |
 //! | left | the node itself | |
 //!
+//! A node's renewals are those of its lease, as soon as it has one; its row says how many there were when it was written last.
+//! Neither goes back, and where the row says another number than before, or that the node is dead, it says the lease's.
+//!
 //! TTL − margin and not TTL: the declaring node counts the TTL on its own clock, and the margin is there for the drift between
 //! two. *Explained* means that a fault which hits this node began before, and was not healed for longer than two TTLs and 5 s:
 //! no healthy node is thrown out.
@@ -32,11 +35,25 @@ pub(super) struct SingleOwner;
 #[derive(Debug)]
 struct Node<'a> {
     name: &'a str,
+    /// By whichever of the two says more.
     renewals: i64,
     renewed_at: i64,
+    /// By its row.
+    shown: i64,
+    /// By its lease.
+    leased: Option<i64>,
     fenced: Option<(Fencing, &'a Change)>,
     /// Whether the clock stepped back since the last renewal.
     clock_stepped: bool,
+}
+
+impl Node<'_> {
+    /// It has renewed, if this is another number.
+    fn on_counter(&mut self, renewals: i64, at: i64) {
+        if renewals > self.renewals {
+            (self.renewals, self.renewed_at, self.clock_stepped) = (renewals, at, false);
+        }
+    }
 }
 
 struct Pass<'a> {
@@ -116,6 +133,10 @@ impl<'a> Pass<'a> {
                 renewals,
                 fenced,
             } => self.on_node(change, *incarnation, name, *renewals, *fenced),
+            Row::Lease {
+                incarnation,
+                renewals,
+            } => self.on_lease(change, *incarnation, *renewals),
             Row::NodeGone { incarnation } => {
                 let node = self.nodes.remove(incarnation);
                 if node.is_some_and(|node| node.fenced.is_none()) {
@@ -193,6 +214,8 @@ impl<'a> Pass<'a> {
                 name,
                 renewals,
                 renewed_at: at,
+                shown: renewals,
+                leased: None,
                 fenced: fenced.map(|fencing| (fencing, change)),
                 clock_stepped: false,
             };
@@ -215,7 +238,7 @@ impl<'a> Pass<'a> {
                     format!("what declared node {incarnation} dead was changed"),
                     change,
                 );
-            } else if renewals != node.renewals {
+            } else if renewals != node.shown {
                 self.tell(
                     "fenced",
                     format!("node {incarnation} renewed after it was declared dead"),
@@ -224,24 +247,56 @@ impl<'a> Pass<'a> {
             }
             return;
         }
-        if renewals > node.renewals {
-            (node.renewals, node.renewed_at, node.clock_stepped) = (renewals, at, false);
-        } else if renewals < node.renewals {
+        if renewals < node.shown {
             let text = format!(
                 "the renewals of node {incarnation} went from {} to {renewals}",
-                node.renewals
+                node.shown
             );
             return self.tell("number", text, change);
         }
-        let Some(fencing) = fenced else { return };
-        node.fenced = Some((fencing, change));
+        let says = renewals > node.shown || fenced.is_some();
+        let denied = node.leased.filter(|leased| says && *leased != renewals);
+        node.shown = renewals;
+        node.on_counter(renewals, at);
+        node.fenced = fenced.map(|fencing| (fencing, change));
         let name = node.name;
         let since = at - node.renewed_at;
         let timed = !node.clock_stepped;
+        if let Some(leased) = denied {
+            let text =
+                format!("the row of node {incarnation} says {renewals} renewals, its lease says {leased}");
+            self.tell("number", text, change);
+        }
+        let Some(fencing) = fenced else { return };
         self.living.remove(name);
         if change.transaction != self.baseline {
             self.on_fenced(change, incarnation, name, fencing, timed.then_some(since));
         }
+    }
+
+    fn on_lease(&mut self, change: &Change, incarnation: i64, renewals: i64) {
+        let baseline = change.transaction == self.baseline;
+        let Some(node) = self.nodes.get_mut(&incarnation) else {
+            // Those of nodes that are long gone are forgotten later.
+            if !baseline {
+                let text = format!("a lease of node {incarnation}, which is not registered");
+                self.tell("number", text, change);
+            }
+            return;
+        };
+        if node.fenced.is_some() && !baseline {
+            let text = format!("node {incarnation} renewed after it was declared dead");
+            return self.tell("fenced", text, change);
+        }
+        if renewals < node.renewals {
+            let text = format!(
+                "the lease of node {incarnation} went from {} renewals to {renewals}",
+                node.renewals
+            );
+            return self.tell("number", text, change);
+        }
+        node.leased = Some(renewals);
+        node.on_counter(renewals, change.committed_at);
     }
 
     fn on_fenced(
@@ -363,6 +418,10 @@ mod tests {
         build.node(1, 1, None);
         build.fails(OWNER, "fenced");
         let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.lease(1, 2);
+        build.fails(OWNER, "fenced");
+        let mut build = Build::mesh();
         build.commit([Row::NodeGone { incarnation: 1 }]);
         build.fails(OWNER, "fenced");
     }
@@ -378,8 +437,48 @@ mod tests {
         build.node(4, 0, None);
         build.fails(OWNER, "number");
         let mut build = Build::mesh();
+        build.lease(2, 0);
+        build.fails(OWNER, "number");
+        let mut build = Build::mesh();
+        build.node(2, 1, None);
         build.node(2, 0, None);
         build.fails(OWNER, "number");
+        let mut build = Build::mesh();
+        build.lease(4, 0);
+        build.fails(OWNER, "number");
+    }
+
+    #[test]
+    fn a_row_may_be_behind_its_lease_until_it_says_a_new_number() {
+        let mut build = Build::mesh();
+        build.renew(2, 2);
+        // Cut short, and barred no more.
+        build.node(2, 0, None);
+        // Shown to nodes of the version before.
+        build.renew(2, 3);
+        build.node(2, 3, None);
+        build.passes(OWNER);
+        build.node(2, 4, None);
+        build.fails(OWNER, "number");
+        let mut build = Build::mesh();
+        build.fault("N1", "kill", &[1]);
+        build.renew(1, 2);
+        build.fence(1, 1, FencingKind::Noticed, 2);
+        build.fails(OWNER, "number");
+    }
+
+    #[test]
+    fn a_node_of_the_version_before_renews_by_its_row() {
+        let mut build = Build::mesh();
+        build.kill_and_take_over();
+        build.node(4, 0, None);
+        build.node(4, 1, None);
+        build.fault("N2", "pause", &[4]);
+        build.tick(3 * S);
+        build.node(4, 2, None);
+        build.tick(S);
+        build.fence(4, 2, FencingKind::Expired, 2);
+        build.fails(OWNER, "fenced");
     }
 
     #[test]

@@ -145,7 +145,7 @@ async fn settled(db: &PgPool, sql: &'static str) -> Result<i64> {
 async fn dead_rows(db: &PgPool) -> Result<BTreeMap<String, i64>> {
     let sql = "
         select relname::text, n_dead_tup from pg_stat_user_tables
-        where schemaname = 'ringmesh' and relname in ('slot', 'node')";
+        where schemaname = 'ringmesh' and relname in ('slot', 'node', 'lease')";
     let rows: Vec<(String, i64)> = sqlx::query_as(sql).fetch_all(db).await?;
     Ok(rows.into_iter().collect())
 }

@@ -19,6 +19,7 @@ use crate::history::{Fencing, FencingKind, Row, State};
 pub(super) enum Table {
     Slot,
     Node,
+    Lease,
     Task,
     Finished,
     Effect,
@@ -26,9 +27,10 @@ pub(super) enum Table {
 }
 
 impl Table {
-    pub(super) const ALL: [Table; 6] = [
+    pub(super) const ALL: [Table; 7] = [
         Table::Slot,
         Table::Node,
+        Table::Lease,
         Table::Task,
         Table::Finished,
         Table::Effect,
@@ -39,6 +41,7 @@ impl Table {
         match self {
             Table::Slot => ("ringmesh", "slot"),
             Table::Node => ("ringmesh", "node"),
+            Table::Lease => ("ringmesh", "lease"),
             Table::Task => ("ringmesh", "task"),
             Table::Finished => ("ringmesh", "finished_task"),
             Table::Effect => ("ringmesh_faults", "effect"),
@@ -51,6 +54,7 @@ impl Table {
         match self {
             Table::Slot => &["slot", "owner", "epoch"],
             Table::Node => &["incarnation", "name", "renewals", "fenced_as", "fenced_by"],
+            Table::Lease => &["incarnation", "renewals"],
             Table::Task => &[
                 "slot",
                 "id",
@@ -174,7 +178,8 @@ impl Rows {
                         }
                         self.changed_task(&values)?;
                     }
-                    Table::Slot | Table::Node | Table::Account => {
+                    // A renewal changes the lease's key: the old one comes too, and says nothing.
+                    Table::Slot | Table::Node | Table::Lease | Table::Account => {
                         let row = self.row(table, &values)?;
                         self.rows.push(row);
                     }
@@ -193,6 +198,7 @@ impl Rows {
                         let incarnation = number(values[0])?;
                         self.rows.push(Row::NodeGone { incarnation });
                     }
+                    Table::Lease => {}
                     Table::Slot | Table::Account => bail!("a row of {table:?} was deleted"),
                 }
             }
@@ -265,6 +271,10 @@ impl Rows {
                     }),
                     Value::Null | Value::Unchanged => None,
                 },
+            },
+            Table::Lease => Row::Lease {
+                incarnation: number(v[0])?,
+                renewals: number(v[1])?,
             },
             Table::Task => Row::Task {
                 id: task_id(v[0], v[1])?,
@@ -508,6 +518,25 @@ mod tests {
             Row::NodeGone { incarnation: 7 },
         ];
         assert_eq!(rows.commit().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn each_number_of_a_lease_is_told_and_its_end_is_not() {
+        let mut rows = announced();
+        rows.begin();
+        rows.message(insert(Table::Lease, &["7", "0"])).unwrap();
+        let moved = Message::Update {
+            relation: relation(Table::Lease),
+            old: Some(tuple(&["7", "0"])),
+            new: tuple(&["7", "1"]),
+        };
+        rows.message(moved).unwrap();
+        rows.message(delete(Table::Lease, &["7", "1"])).unwrap();
+        let lease = |renewals| Row::Lease {
+            incarnation: 7,
+            renewals,
+        };
+        assert_eq!(rows.commit().collect::<Vec<_>>(), [lease(0), lease(1)]);
     }
 
     #[test]

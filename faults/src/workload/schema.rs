@@ -21,7 +21,7 @@ const CREATE: &str = "
 
 const PUBLISH: &str = "
     create publication ringmesh_faults
-        for table ringmesh.slot, ringmesh.node, ringmesh.task, ringmesh.finished_task,
+        for table ringmesh.slot, ringmesh.node, ringmesh.lease, ringmesh.task, ringmesh.finished_task,
                   ringmesh_faults.effect, ringmesh_faults.account
         with (publish_via_partition_root = true);
 ";
