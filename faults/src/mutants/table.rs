@@ -116,10 +116,10 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "no-lease-in-the-fence",
-        breaks: "a claim asks for the slot's owner, not for its owner's lease",
+        breaks: "a claim asks for the slot's owner, not for whether its owner is fenced or cut short",
         changes: &[change(SQL_CLAIM, "    where exists (select from fence)\n", "")],
         tests: &[node(
-            "store::claims::tests::a_node_whose_lease_is_over_writes_nothing_and_its_claim_says_so",
+            "store::claims::tests::a_node_that_was_cut_short_writes_nothing_and_its_claim_says_so",
         )],
     },
     Mutant {
@@ -139,11 +139,35 @@ pub const MUTANTS: &[Mutant] = &[
         breaks: "a fence does not wait for the node's own writers, whose lock an update of these columns passes",
         changes: &[change(
             "node/src/store/sql/lock_node.sql",
-            "renewals = $2)\nfor update",
-            "renewals = $2)",
+            "n.renewals))\nfor update",
+            "n.renewals))",
         )],
         tests: &[node(
             "store::fence_races_tests::no_writer_of_a_node_commits_after_its_fence",
+        )],
+    },
+    Mutant {
+        name: "fence-without-the-counter",
+        breaks: "a fencer that waited for a renewal fences the node all the same",
+        changes: &[change(
+            "node/src/store/sql/set_fenced.sql",
+            "and ($4::bigint is null\n",
+            "and (true or $4::bigint is null\n",
+        )],
+        tests: &[node(
+            "store::renewal_races_tests::a_renewal_that_its_fencer_waits_for_wins",
+        )],
+    },
+    Mutant {
+        name: "renewal-by-the-number-it-saw",
+        breaks: "a renewal that waited for another one of its node takes the moved lease for a lost one",
+        changes: &[change(
+            "node/src/store/sql/renew.sql",
+            "and l.renewals >= (",
+            "and l.renewals = (",
+        )],
+        tests: &[node(
+            "store::renewal_races_tests::of_two_renewals_at_once_neither_reads_fenced",
         )],
     },
     Mutant {
