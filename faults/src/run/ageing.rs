@@ -1,7 +1,7 @@
 //! Whether a mesh gets slower, or larger, while something lasts: an old snapshot, nodes that start again and again.
 //!
-//! Each minute is held against the first: how many effects were committed in it, how many blocks of `node` and `slot` Postgres
-//! looked at (found in memory or not: what a scan costs, whatever else the machine does), how many nodes gossip remembers, and the memory
+//! Each minute is held against the first: how many effects were committed in it, how many blocks of `node` (with `lease`, where its
+//! renewals are) and of `slot` Postgres looked at (found in memory or not: what a scan costs, whatever else the machine does), how many nodes gossip remembers, and the memory
 //! of the largest node.
 
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub(super) struct Look {
 pub struct Minute {
     /// Effects a second.
     pub effects_per_second: f64,
-    /// Blocks of `node` looked at, a second.
+    /// Blocks of `node` and `lease` looked at, a second.
     pub node_blocks_per_second: f64,
     /// Blocks of `slot` looked at, a second.
     pub slot_blocks_per_second: f64,
@@ -75,7 +75,7 @@ pub(super) async fn watch(
 
 const BLOCKS_SO_FAR: &str = "
     select (extract(epoch from clock_timestamp()) * 1e6)::bigint,
-           (sum(blocks) filter (where relname = 'node'))::bigint, (sum(blocks) filter (where relname = 'slot'))::bigint
+           (sum(blocks) filter (where relname in ('node', 'lease')))::bigint, (sum(blocks) filter (where relname = 'slot'))::bigint
     from (select relname, heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read as blocks
           from pg_statio_user_tables where schemaname = 'ringmesh') counted";
 
