@@ -275,21 +275,17 @@ fn settings(config: &Config) -> MeshSettings {
         load_bound: placement.load_bound,
         ring_version: i32::try_from(placement.version).unwrap_or(i32::MAX),
         ttl_ms: i64::try_from(config.ttl.as_millis()).unwrap_or(i64::MAX),
-        secret_check: format!("{}.{}", check("check"), check(&cluster)),
+        secret_check: check("check"),
+        cluster_check: Some(check(&cluster)),
     }
 }
 
 fn agree(mesh: &MeshSettings, mine: &MeshSettings) -> Result<(), Error> {
-    let parts = |settings: &MeshSettings| {
-        let (secret, cluster) = settings.secret_check.split_once('.').unwrap_or_default();
-        (secret.to_owned(), cluster.to_owned())
-    };
-    let ((their_secret, their_cluster), (secret, cluster)) = (parts(mesh), parts(mine));
-    if their_secret != secret {
+    if mesh.secret_check != mine.secret_check {
         return Err(Error::WrongSecret);
     }
     // Nodes of two ids would share the slots, and never hear each other.
-    if their_cluster != cluster {
+    if mesh.cluster_check != mine.cluster_check {
         return Err(Error::WrongCluster);
     }
     let bound = |bound: Option<f64>| bound.map_or_else(|| "none".to_owned(), |c| c.to_string());

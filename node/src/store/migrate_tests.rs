@@ -138,3 +138,30 @@ async fn leases_are_added_beside_open_writers_and_old_snapshots() {
     assert_eq!(seen, [("old", 6)]);
     assert!(nodes[0].lease_ms > 0);
 }
+
+#[tokio::test]
+async fn a_mesh_that_an_older_binary_founded_learns_its_clusters_check_once_and_from_its_own_nodes() {
+    let fresh = super::testing::fresh().await;
+    let mut session = PgConnection::connect(&fresh.server.url()).await.unwrap();
+    let older = "insert into ringmesh.mesh (slots, tokens, load_bound, ring_version, ttl_ms, secret_check)
+                 values (4096, 512, 1.25, 1, 3000, 'secret')";
+    sqlx::raw_sql(older).execute(&mut session).await.unwrap();
+    let settings = |secret: &str, cluster: &str| super::MeshSettings {
+        slots: 4096,
+        tokens: 512,
+        load_bound: Some(1.25),
+        ring_version: 1,
+        ttl_ms: 3000,
+        secret_check: secret.to_owned(),
+        cluster_check: Some(cluster.to_owned()),
+    };
+    for (secret, cluster, known) in [
+        ("another", "x", None),
+        ("secret", "mine", Some("mine")),
+        ("secret", "y", Some("mine")),
+    ] {
+        let mesh = fresh.store.found_mesh(&settings(secret, cluster)).await.unwrap();
+        assert_eq!(mesh.cluster_check.as_deref(), known);
+        assert_eq!(mesh.secret_check, "secret");
+    }
+}

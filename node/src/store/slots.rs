@@ -19,6 +19,8 @@ pub struct MeshSettings {
     pub ttl_ms: i64,
     /// Tells a wrong cluster secret.
     pub secret_check: String,
+    /// Tells a wrong cluster id. `None`: only older binaries were here.
+    pub cluster_check: Option<String>,
 }
 
 impl Store {
@@ -34,7 +36,8 @@ impl Store {
             mine.load_bound,
             mine.ring_version,
             mine.ttl_ms,
-            mine.secret_check
+            mine.secret_check,
+            mine.cluster_check
         )
         .execute(&self.control)
         .await?;
@@ -48,6 +51,7 @@ impl Store {
             ring_version: row.ring_version,
             ttl_ms: row.ttl_ms,
             secret_check: row.secret_check,
+            cluster_check: row.cluster_check,
         })
     }
 
