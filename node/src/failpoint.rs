@@ -15,11 +15,17 @@
 
 /// A claim is committed and its answer not looked at.
 pub const CLAIMED: &str = "claimed";
+/// A transaction that is to shut slots to a lost claim is open, without any statement.
+pub const SETTLE: &str = "settle";
+/// Slots are shut to a lost claim, and their node does not know.
+pub const SETTLED: &str = "settled";
+/// Suspects are about to start, and nothing says so yet.
+pub const TRIAL: &str = "trial";
 /// A handler is about to be called.
 pub const HANDLER: &str = "handler";
 /// A handler has returned, nothing of it is committed.
 pub const HANDLED: &str = "handled";
-/// A transaction is open, without any statement.
+/// A transaction of a task, or of a submit, is open, without any statement.
 pub const BEGUN: &str = "begun";
 /// A task's transaction has its last statement behind it, its commit before it.
 pub const COMMIT: &str = "commit";
@@ -35,10 +41,22 @@ pub const TRANSFER: &str = "transfer";
 pub const TRANSFERRED: &str = "transferred";
 /// A drained node is about to tell Postgres that it has left.
 pub const LEAVE: &str = "leave";
+/// A transaction that is to fence a node is open, and nothing is locked in it.
+pub const FENCING: &str = "fencing";
 /// A node that is to be fenced is locked, and not fenced.
 pub const FENCE: &str = "fence";
+/// A node is fenced, and whoever did it does not know.
+pub const FENCED: &str = "fenced";
 /// Slots without an owner were seen, and are about to be taken.
 pub const GRANT: &str = "grant";
+/// Slots are taken, and their owner does not know.
+pub const GRANTED: &str = "granted";
+/// Scheduled tasks were seen to be due, and are about to be made so.
+pub const PROMOTE: &str = "promote";
+/// Scheduled tasks are due, and their node does not know.
+pub const PROMOTED: &str = "promoted";
+/// Held keys were looked for, and nothing is done about them yet.
+pub const SWEPT: &str = "swept";
 /// Holds without their task were seen, and are about to be lifted.
 pub const ORPHANS: &str = "orphans";
 /// What waits behind held keys was seen, and is about to be moved.
@@ -55,14 +73,21 @@ pub const WRITTEN: &str = "written";
 pub const MIGRATE: &str = "migrate";
 /// The schema is changed, and the change is not committed.
 pub const MIGRATED: &str = "migrated";
+/// The schema is there, and the node that made it does not know.
+pub const SCHEMA: &str = "schema";
 /// Tasks are about to be inserted.
 pub const SUBMIT: &str = "submit";
+/// Tasks are inserted in a transaction of their own (idempotency keys, batches), and not committed.
+pub const INSERTED: &str = "inserted";
 /// Tasks are inserted and committed, and their submitter does not know.
 pub const SUBMITTED: &str = "submitted";
 
 /// All points, and whether what happens there may be dropped.
 pub const ALL: &[(&str, bool)] = &[
     (CLAIMED, true),
+    (SETTLE, true),
+    (SETTLED, true),
+    (TRIAL, true),
     (HANDLER, false),
     (HANDLED, false),
     (BEGUN, true),
@@ -73,8 +98,14 @@ pub const ALL: &[(&str, bool)] = &[
     (TRANSFER, true),
     (TRANSFERRED, true),
     (LEAVE, true),
+    (FENCING, true),
     (FENCE, true),
+    (FENCED, true),
     (GRANT, true),
+    (GRANTED, true),
+    (PROMOTE, true),
+    (PROMOTED, true),
+    (SWEPT, true),
     (ORPHANS, true),
     (HELD, true),
     (IDEMPOTENCY, true),
@@ -83,7 +114,9 @@ pub const ALL: &[(&str, bool)] = &[
     (WRITTEN, true),
     (MIGRATE, false),
     (MIGRATED, false),
+    (SCHEMA, false),
     (SUBMIT, true),
+    (INSERTED, true),
     (SUBMITTED, true),
 ];
 
@@ -93,10 +126,10 @@ pub use fail;
 #[cfg(feature = "failpoints")]
 pub use on::observe;
 #[cfg(feature = "failpoints")]
-pub(crate) use on::{at, droppable};
+pub(crate) use on::{at, droppable, is_armed};
 
 #[cfg(not(feature = "failpoints"))]
-pub(crate) use off::{at, droppable};
+pub(crate) use off::{at, droppable, is_armed};
 
 #[cfg(not(feature = "failpoints"))]
 mod off {
@@ -113,6 +146,11 @@ mod off {
         work: impl Future<Output = Result<T, Error>>,
     ) -> impl Future<Output = Result<T, Error>> {
         work
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_armed(_: &'static str) -> bool {
+        false
     }
 }
 
@@ -188,6 +226,13 @@ mod on {
         }
     }
 
+    /// Whether the point was told something, `off` aside. What comes seldom then comes at once, so that no test waits for it.
+    pub(crate) fn is_armed(point: &'static str) -> bool {
+        fail::list()
+            .iter()
+            .any(|(name, action)| name == point && action != "off")
+    }
+
     #[cfg(test)]
     mod tests {
         use std::sync::Mutex;
@@ -204,7 +249,9 @@ mod on {
                 Ok(1)
             };
             assert!(matches!(work("test").await, Ok(1)));
+            assert!(!is_armed("test"));
             fail::cfg("test", "return(error)").unwrap();
+            assert!(is_armed("test"));
             assert!(matches!(work("test").await, Err(Error::Unknown(_))));
             fail::cfg("test", "return(delay 70)").unwrap();
             let began = tokio::time::Instant::now();

@@ -575,7 +575,9 @@ impl Ownership {
             self.io.spawn(async move {
                 let answer = droppable(async {
                     failpoint::at(failpoint::GRANT).await?;
-                    store.grant(me, &wanted).await
+                    let granted = store.grant(me, &wanted).await?;
+                    failpoint::at(failpoint::GRANTED).await?;
+                    Ok(granted)
                 })
                 .await;
                 Done::Granted { wanted, answer }

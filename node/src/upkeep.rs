@@ -53,10 +53,13 @@ pub(crate) async fn round(
 ) -> Report {
     let mut report = Report::default();
     for slots in slots.chunks(SLOTS_PER_READ) {
-        match store
-            .holds(&slots.iter().map(|(slot, _)| *slot).collect::<Vec<_>>())
-            .await
-        {
+        let numbers: Vec<Slot> = slots.iter().map(|(slot, _)| *slot).collect();
+        let holds = droppable(async {
+            let holds = store.holds(&numbers).await?;
+            failpoint::at(failpoint::SWEPT).await?;
+            Ok(holds)
+        });
+        match holds.await {
             Ok(holds) => {
                 if !holds.is_empty() {
                     keys(store, me, slots, &holds, kinds, round, &mut report).await;

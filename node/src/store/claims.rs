@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::session::Session;
 use super::slots::{columns, slot};
 use super::{Error, Me, Store};
+use crate::failpoint;
 use crate::task::{Claimed, TaskId};
 use ringmesh_ring::{Epoch, Incarnation, Key, Slot};
 
@@ -636,6 +637,7 @@ impl Store {
         let epochs: Vec<i64> = slots.iter().map(|(_, epoch, _)| epoch.0).collect();
         let starts: Vec<i64> = slots.iter().map(|(_, _, start)| *start).collect();
         let mut session = self.pool.begin().await?;
+        failpoint::at(failpoint::SETTLE).await?;
         let shut = sqlx::query_file!(
             "src/store/sql/settle.sql",
             me.incarnation.0,
@@ -651,6 +653,7 @@ impl Store {
             .fetch_all(&mut session)
             .await?;
         session.commit().await?;
+        failpoint::at(failpoint::SETTLED).await?;
         let slots: Vec<Slot> = shut.into_iter().filter_map(|row| slot(row.slot)).collect();
         let claimed = claimed
             .into_iter()

@@ -191,6 +191,7 @@ impl Store {
         }
         let mut session = self.session(FENCE_WITHIN, &[]).await?;
         session.begin_with(FENCE_TERMS).await?;
+        failpoint::at(failpoint::FENCING).await?;
         let backend = sqlx::query_scalar::<_, i32>("select pg_backend_pid()")
             .fetch_one(&mut session)
             .await?;
@@ -257,6 +258,7 @@ pub(super) async fn fence_on(
         return Ok(Fencing::Nothing);
     }
     session.commit().await.map_err(Error::Unknown)?;
+    failpoint::at(failpoint::FENCED).await?;
     Ok(Fencing::Fenced)
 }
 

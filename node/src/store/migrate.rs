@@ -115,6 +115,7 @@ async fn migrate_on(connection: &mut PgConnection, begin: String) -> Result<usiz
     let after = applied(&mut tx).await.map_err(store)?;
     failpoint::at(failpoint::MIGRATED).await?;
     tx.commit().await.map_err(store)?;
+    failpoint::at(failpoint::SCHEMA).await?;
     Ok(usize::try_from(after - before).unwrap_or(0))
 }
 

@@ -56,6 +56,7 @@ impl Store {
         let placed = insert_keyed(&mut session, rows, false)
             .await
             .map_err(before_commit)?;
+        failpoint::at(failpoint::INSERTED).await?;
         session.commit().await?;
         Ok(placed)
     }
@@ -87,6 +88,7 @@ impl Store {
             // If this fails, the session ends, and with it the transaction.
             let _ = session.rollback().await;
         } else {
+            failpoint::at(failpoint::INSERTED).await?;
             session.commit().await?;
         }
         Ok(placed)

@@ -74,7 +74,7 @@ impl Engine {
         let (store, me) = (self.store.clone(), self.me());
         self.spawn(async move {
             tokio::time::sleep(PAUSE).await;
-            let result = store.settle(me, ticket, &slots).await;
+            let result = droppable(store.settle(me, ticket, &slots)).await;
             Event::Settled {
                 ticket,
                 slots,
@@ -125,7 +125,11 @@ impl Engine {
         self.spawn(async move {
             tokio::time::sleep(pause).await;
             let tokens: Vec<Token> = starts.iter().map(|start| start.task.token()).collect();
-            let result = store.start_trial(me, &tokens, mark).await;
+            let result = droppable(async {
+                failpoint::at(failpoint::TRIAL).await?;
+                store.start_trial(me, &tokens, mark).await
+            })
+            .await;
             Event::Noted { starts, mark, result }
         });
     }

@@ -180,7 +180,13 @@ impl Engine {
         self.spawn(async move {
             let (mut tasks, mut unsure) = (Vec::new(), Vec::new());
             for slots in slots.chunks(SLOTS_PER_PROMOTION) {
-                match store.promote(me, ticket, slots, PROMOTED_PER_SLOT).await {
+                let promoted = droppable(async {
+                    failpoint::at(failpoint::PROMOTE).await?;
+                    let promoted = store.promote(me, ticket, slots, PROMOTED_PER_SLOT).await?;
+                    failpoint::at(failpoint::PROMOTED).await?;
+                    Ok(promoted)
+                });
+                match promoted.await {
                     Ok(promoted) => tasks.extend(promoted),
                     Err(error) => {
                         tracing::warn!(error = %chain(&error), "scheduled tasks could not be made due");
@@ -233,10 +239,9 @@ impl Engine {
         let round = Round {
             take_up_kinds: self.rounds % 3 == 1,
             move_behind: self.rounds.is_multiple_of(5),
-            forget_idempotency: self
-                .rounds
-                .is_multiple_of(60)
-                .then_some(self.parts.limits.idempotency_window),
+            forget_idempotency: (self.rounds.is_multiple_of(60)
+                || failpoint::is_armed(failpoint::IDEMPOTENCY))
+            .then_some(self.parts.limits.idempotency_window),
         };
         self.spawn(async move {
             let began = std::time::Instant::now();
