@@ -231,6 +231,8 @@ pub enum What {
     Refused { rows: u64, what: Box<str> },
     /// A fail point acted.
     FailPoint { name: Box<str>, action: Box<str> },
+    /// Its fail points were told this, and follow it from now on.
+    Told { points: Box<str> },
 }
 
 /// Counts from one snapshot.
@@ -273,6 +275,9 @@ pub struct Moment {
     /// What.
     pub step: Step,
 }
+
+/// The id of what a fail point does to nodes, among those of faults.
+pub const FAIL_POINT: &str = "FP";
 
 /// A step of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@
 //!     └──▶ history ── all of it, as values
 //! check ── one file per invariant: from a history to violations; pure
 //! run ──── scenarios, schedules from a seed, reports
+//! matrix ─ every fail point with every action, once
 //! mutants   whether the tests fail when the product is broken in one place
 //! ```
 
@@ -18,6 +19,7 @@ pub mod check;
 pub mod fault;
 pub mod history;
 pub mod lab;
+pub mod matrix;
 pub mod mutants;
 pub mod observe;
 pub mod run;

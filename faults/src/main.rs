@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringmesh_faults::{mutants, run, workload};
+use ringmesh_faults::{matrix, mutants, run, workload};
 
 /// Tries to make Ringmesh lie
 #[derive(Debug, Parser)]
@@ -20,6 +20,8 @@ enum Command {
     /// A node of a lab, told by its environment as `ringmesh node` is
     #[command(hide = true)]
     Node,
+    /// Let every fail point of a mesh act in every way, once, and check the whole history
+    Matrix(matrix::Args),
     /// Break a copy of the product in one place at a time and see whether a test fails
     Mutants(mutants::Args),
 }
@@ -29,6 +31,7 @@ async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command {
         Some(Command::Node) => workload::node::run().await.map(|()| true),
+        Some(Command::Matrix(arguments)) => matrix::command(arguments).await,
         Some(Command::Mutants(arguments)) => mutants::command(arguments).await,
         None => run::command(arguments.run).await,
     };

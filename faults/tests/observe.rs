@@ -175,6 +175,7 @@ async fn the_record_of_a_mesh_is_what_stands_in_its_tables() {
     let targets = Targets {
         urls: nodes.iter().map(|node| node.url.clone()).collect(),
         token: None,
+        database: bench.postgres.url(),
         http: ringmesh::tls::http_client().build().unwrap(),
         ttl: TTL,
     };

@@ -14,8 +14,8 @@
 //!
 //! **Excluded.** Tasks that wait for a time, run for long, fail on purpose or are cancelled do not count as something to do. A gap that
 //! never ends is a lost task (I1, I8). Faults that only slow things down (no CPU, a bad network, clocks) promise no
-//! bound; how long slots stood still under them is reported. Runs in which Postgres' own clock is shifted: it is what gaps are
-//! measured by.
+//! bound; how long slots stood still under them is reported. Nor do fail points, which follow each other without a pause. Runs in
+//! which Postgres' own clock is shifted: it is what gaps are measured by.
 
 use std::collections::{HashMap, HashSet};
 

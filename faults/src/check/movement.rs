@@ -13,7 +13,7 @@
 //! Every other move is one too many. And while all nodes are restarted in turn, once or twice, each slot moves at most twice in
 //! each round.
 //!
-//! **Excluded.** Moves during faults other than kills and pauses, and shortly after: where gossip is cut, nodes rightly differ about who
+//! **Excluded.** Moves during faults other than kills, pauses and fail points, and shortly after: where gossip is cut, nodes rightly differ about who
 //! is there. Meshes of more than 20 nodes, in which the bound on each node's load may move a few slots.
 
 use std::collections::{HashMap, HashSet};
@@ -96,7 +96,7 @@ impl Checker for Movement {
                         || leaving.contains(&from)
                         || living.len() > UNBOUND
                         || windows.iter().any(|window| {
-                            let nodes_alone = window.is_kill() || window.is_pause();
+                            let nodes_alone = window.is_kill() || window.is_pause() || window.is_fail_point();
                             let explains = !nodes_alone || window.hits_all || window.hits(from);
                             window.covers_commit(at, after) && explains
                         });
@@ -148,6 +148,7 @@ fn leaving(history: &History) -> HashSet<i64> {
 mod tests {
     use super::super::build::{Build, S};
     use super::*;
+    use crate::history::FAIL_POINT;
 
     fn settled() -> Build {
         let mut build = Build::mesh();
@@ -171,10 +172,12 @@ mod tests {
 
     #[test]
     fn a_slot_of_the_living_that_moves_during_a_kill_is_seen() {
-        let mut build = settled();
-        build.fault("N1", "kill", &[1]);
-        build.grant(1, 3, 2);
-        build.fails(&Movement, "moved");
+        for fault in ["N1", FAIL_POINT] {
+            let mut build = settled();
+            build.fault(fault, "kill", &[1]);
+            build.grant(1, 3, 2);
+            build.fails(&Movement, "moved");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::history::{At, History, Moment, Row, Step};
+use crate::history::{At, FAIL_POINT, History, Moment, Row, Step};
 
 /// A fault from its beginning to its healing.
 #[derive(Debug, Clone)]
@@ -35,6 +35,11 @@ impl Window<'_> {
     /// Whether it freezes nodes.
     pub(super) fn is_pause(&self) -> bool {
         self.id == "N2"
+    }
+
+    /// Whether it is something that a fail point did to nodes.
+    pub(super) fn is_fail_point(&self) -> bool {
+        self.id == FAIL_POINT
     }
 
     /// Whether it acts at a time of this machine, or its healing is not `after` ago.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use ringmesh::dev::process::{self, Process, Signal, Tied, wait_until};
 
+use crate::workload::points::POINTS;
+
 use super::clock::{Clock, Offset};
 use super::firewall::Firewall;
 use super::limits::{self, Group};
@@ -32,6 +34,7 @@ pub struct Host {
     pub(super) control: Ipv4Addr,
     pub(super) log: PathBuf,
     pub(super) log_start: u64,
+    pub(super) points: PathBuf,
     pub(super) binary: PathBuf,
     pub(super) environment: BTreeMap<String, String>,
     pub(super) ready_within: Duration,
@@ -116,12 +119,16 @@ impl Host {
         &self.log
     }
 
-    /// The last lines of what its present node has said.
+    /// The last lines of what its present node has said, each as far as it can be read.
     pub fn log_tail(&self) -> String {
+        const WIDTH: usize = 300;
         let text = std::fs::read(&self.log).unwrap_or_default();
         let start = usize::try_from(self.log_start).unwrap_or(0).min(text.len());
         let text = String::from_utf8_lossy(&text[start..]).into_owned();
-        let lines: Vec<&str> = text.lines().collect();
+        let lines: Vec<String> = text
+            .lines()
+            .map(|line| line.chars().take(WIDTH).collect())
+            .collect();
         lines[lines.len().saturating_sub(25)..].join("\n")
     }
 
@@ -143,6 +150,18 @@ impl Host {
     /// Unsets a variable for the next start of its node; gives what it was.
     pub fn unset_env(&mut self, name: &str) -> Option<String> {
         self.environment.remove(name)
+    }
+
+    /// Tells the fail points of its node what to do: a line `NAME=ACTION` for each, the others are off. A node that runs follows it
+    /// within a tenth of a second, and notes that it does.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn arm(&self, points: &str) -> Result<()> {
+        let whole = self.points.with_extension("new");
+        std::fs::write(&whole, points)?;
+        std::fs::rename(&whole, &self.points)?;
+        Ok(())
     }
 
     /// Takes another program for its next start; gives that of now.
@@ -261,7 +280,7 @@ impl Host {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RINGMESH_")) {
             command.env_remove(name);
         }
-        command.envs(&self.environment);
+        command.env(POINTS, &self.points).envs(&self.environment);
         command.envs(changed.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let node = Tied::spawn(command, Signal::Kill).await;

@@ -271,6 +271,7 @@ impl Lab {
             control: network.control(10 + number),
             log: network.dir().join(format!("{name}.log")),
             log_start: 0,
+            points: network.dir().join(format!("{name}.points")),
             binary,
             ready_within: options.ready_within,
             client: client.build()?,

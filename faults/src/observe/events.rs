@@ -1,7 +1,9 @@
 //! Reads what the nodes noted of themselves.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
@@ -18,17 +20,65 @@ const BEGIN: &str = "{\"at\":";
 pub(super) fn read(folder: &Path) -> Result<Vec<Event>> {
     let mut events = Vec::new();
     let mut texts = Texts::default();
-    for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
-        let path = entry?.path();
-        if path.extension().is_none_or(|extension| extension != "events") {
-            continue;
-        }
+    for path in files(folder)? {
         let text = std::fs::read_to_string(&path)?;
         parse(&text, &mut texts, &mut events).with_context(|| format!("in {}", path.display()))?;
     }
     // Notes of one instant stay in the order of their file.
     events.sort_by_key(|event| event.at);
     Ok(events)
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let paths = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<_>>>()?;
+    let noted = paths
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "events"));
+    Ok(noted.collect())
+}
+
+/// Reads notes while nodes write them.
+#[derive(Debug)]
+pub struct Follower {
+    folder: PathBuf,
+    /// How much of each file was read.
+    read: HashMap<PathBuf, u64>,
+}
+
+impl Follower {
+    /// Of the files in this folder, those that come later too.
+    pub fn new(folder: PathBuf) -> Follower {
+        let read = HashMap::new();
+        Follower { folder, read }
+    }
+
+    /// What was noted since the last call, in the order of time. A line that is not whole yet comes with a later call.
+    ///
+    /// # Errors
+    /// As for the reading of whole files.
+    pub fn news(&mut self) -> Result<Vec<Event>> {
+        let mut events = Vec::new();
+        for path in files(&self.folder)? {
+            let from = self.read.entry(path.clone()).or_default();
+            let mut file = File::open(&path)?;
+            file.seek(SeekFrom::Start(*from))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            let whole = bytes
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |end| end + 1);
+            *from += whole as u64;
+            let text = str::from_utf8(&bytes[..whole])?;
+            parse(text, &mut Texts::default(), &mut events)
+                .with_context(|| format!("in {}", path.display()))?;
+        }
+        events.sort_by_key(|event| event.at);
+        Ok(events)
+    }
 }
 
 /// The process of each name that noted something last.
@@ -103,6 +153,26 @@ mod tests {
         assert_eq!(pids(&format!("{torn}{SECOND}\n")).unwrap(), [8]);
         assert!(pids(&format!("{torn}\n{SECOND}\n")).is_err());
         assert!(pids(&format!("something else\n{SECOND}\n")).is_err());
+    }
+
+    #[test]
+    fn notes_are_followed_line_by_line() {
+        let folder = std::env::temp_dir().join(format!("ringmesh-faults-follow-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut follower = Follower::new(folder.clone());
+        let mut written = |more: &str| {
+            let path = folder.join("n1.events");
+            let mut file = File::options().create(true).append(true).open(path).unwrap();
+            std::io::Write::write_all(&mut file, more.as_bytes()).unwrap();
+            let news = follower.news().unwrap();
+            news.iter().map(|event| event.pid).collect::<Vec<_>>()
+        };
+        assert_eq!(written(&FIRST[..30]), [] as [u32; 0]);
+        assert_eq!(written(&format!("{}\n{}", &FIRST[30..], &SECOND[..9])), [7]);
+        // Its process ended here, the next one goes on in the same line.
+        assert_eq!(written(&format!("{SECOND}\n{FIRST}\n")), [7, 8]);
+        assert_eq!(written(""), [] as [u32; 0]);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

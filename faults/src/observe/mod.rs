@@ -21,7 +21,8 @@ mod stream;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use ringmesh::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -31,13 +32,17 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+pub use self::events::Follower;
 use self::stream::{NAME, Progress, Stream};
-use crate::history::{Change, History, Moment, Sample, Submit, Terms, View};
+use crate::history::{Change, History, Moment, Sample, Step, Submit, Terms, View};
+use crate::workload::note;
 
 /// For the record to begin, and to come to its end.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// For a question beside the record.
 const SOON: Duration = Duration::from_secs(2);
+/// For the time.
+const AT_ONCE: Duration = Duration::from_millis(500);
 
 /// A node to be asked.
 #[derive(Debug, Clone)]
@@ -68,7 +73,9 @@ pub struct Observer {
     nodes: Vec<Node>,
     events_dir: PathBuf,
     progress: watch::Receiver<Progress>,
-    marks: std::sync::atomic::AtomicU64,
+    marks: AtomicU64,
+    /// By how much Postgres' clock is ahead of this machine's, microseconds.
+    ahead: AtomicI64,
     stream: JoinHandle<Result<Vec<Change>>>,
     samples: JoinHandle<Vec<Sample>>,
     views: JoinHandle<Vec<View>>,
@@ -108,7 +115,8 @@ impl Observer {
             nodes,
             events_dir,
             progress,
-            marks: std::sync::atomic::AtomicU64::new(0),
+            marks: AtomicU64::new(0),
+            ahead: AtomicI64::new(0),
             stream,
             _stop: [stop_stream.clone().drop_guard(), stop_looks.clone().drop_guard()],
             stop_looks,
@@ -123,9 +131,27 @@ impl Observer {
         self.progress.borrow().number
     }
 
+    /// Now, on all clocks. Faults may shift that of Postgres; while it does not answer, it is taken to go on as it did.
+    pub async fn moment(&self, step: Step) -> Moment {
+        let at = note::now();
+        let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let here = clock.map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
+        let clock = "select (extract(epoch from clock_timestamp()) * 1e6)::bigint";
+        let asked = sqlx::query_scalar::<_, i64>(clock).fetch_one(&self.db);
+        if let Ok(Ok(there)) = timeout(AT_ONCE, asked).await {
+            self.ahead.store(there - here, Ordering::Relaxed);
+        }
+        Moment {
+            at,
+            committed_at: here + self.ahead.load(Ordering::Relaxed),
+            wal: self.number().await,
+            step,
+        }
+    }
+
     /// Waits until all that is committed has been read.
     async fn catch_up(&self) -> Result<()> {
-        let mark = 1 + self.marks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mark = 1 + self.marks.fetch_add(1, Ordering::Relaxed);
         sqlx::query("select pg_logical_emit_message(true, $1, $2)")
             .bind(NAME)
             .bind(mark.to_string())

@@ -12,6 +12,7 @@ use super::ageing;
 use super::figures::Figures;
 use super::runner::{Job, Outcome};
 use super::scenario::{self, Scenario};
+use crate::check::Violation;
 use crate::{check, fault, workload};
 
 /// Rows shown of one violation, and violations shown of one run.
@@ -87,7 +88,20 @@ pub fn failure(outcome: &Outcome) -> String {
     for reason in &outcome.invalid {
         text += &format!("it proves nothing: {reason}\n");
     }
-    for (checker, violation) in outcome.violations.iter().take(VIOLATIONS) {
+    text += &violations(&outcome.violations);
+    for (checker, violation) in outcome.tolerated.iter().take(ROWS) {
+        text += &format!("allowed here: {checker}: {}\n", violation.text);
+    }
+    if let Some(logs) = &outcome.logs {
+        text += &format!("all logs are kept in {}\n", logs.display());
+    }
+    text
+}
+
+/// What was not as promised, with the rows that show it, as far as it can be read.
+pub fn violations(found: &[(&'static str, Violation)]) -> String {
+    let mut text = String::new();
+    for (checker, violation) in found.iter().take(VIOLATIONS) {
         text += &format!("{checker}: {}\n", violation.text);
         for row in violation.rows.iter().take(ROWS) {
             text += &format!("    {row}\n");
@@ -96,22 +110,16 @@ pub fn failure(outcome: &Outcome) -> String {
             text += &format!("    and {} more\n", violation.rows.len() - ROWS);
         }
     }
-    if outcome.violations.len() > VIOLATIONS {
-        text += &format!("and {} more; in all", outcome.violations.len() - VIOLATIONS);
+    if found.len() > VIOLATIONS {
+        text += &format!("and {} more; in all", found.len() - VIOLATIONS);
         let mut kinds: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-        for (checker, violation) in &outcome.violations {
+        for (checker, violation) in found {
             *kinds.entry((checker, violation.kind)).or_default() += 1;
         }
         for ((checker, kind), count) in kinds {
             text += &format!(" {checker} {kind}: {count};");
         }
         text += "\n";
-    }
-    for (checker, violation) in outcome.tolerated.iter().take(ROWS) {
-        text += &format!("allowed here: {checker}: {}\n", violation.text);
-    }
-    if let Some(logs) = &outcome.logs {
-        text += &format!("all logs are kept in {}\n", logs.display());
     }
     text
 }

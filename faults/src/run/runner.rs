@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rand::SeedableRng as _;
@@ -12,7 +11,7 @@ use ringmesh::sqlx::postgres::PgPoolOptions;
 use ringmesh::sqlx::{PgPool, query_scalar};
 use ringmesh::store::{self, Store};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::ageing::{self, Look, Minute};
@@ -26,22 +25,20 @@ use crate::fault::{self, Fault};
 use crate::history::{History, Moment, Step, Submit, Terms};
 use crate::lab::{self, Lab};
 use crate::observe::{self, Observer};
-use crate::workload::{self, Targets, Workload, note};
+use crate::workload::{self, Targets, Workload};
 
 /// Load without faults, before them.
 const QUIET: Duration = Duration::from_secs(10);
 /// How long nodes may take to be ready, on a machine that does other things as well.
-const READY: Duration = Duration::from_secs(180);
+pub(crate) const READY: Duration = Duration::from_secs(180);
 /// How long all work may take to end.
 const DRAIN: Duration = Duration::from_secs(300);
 /// After the drain nothing changes any more: time enough for all nodes to see the same.
 const STILL: Duration = Duration::from_secs(7);
-/// For a question to Postgres beside the run.
-const SOON: Duration = Duration::from_millis(500);
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(200);
 /// What the product's nodes subtract from a lease, and how often they look, if they are told nothing.
-const MARGIN: Duration = Duration::from_millis(500);
+pub(crate) const MARGIN: Duration = Duration::from_millis(500);
 const TICK: Duration = Duration::from_millis(500);
 
 /// What is to be run.
@@ -137,7 +134,7 @@ pub async fn run(job: Job, progress: &Progress) -> Result<Outcome> {
 }
 
 /// Makes all that must be there before nodes start and the record begins.
-pub(super) async fn prepare(url: &str, workloads: &[Box<dyn Workload>]) -> Result<()> {
+pub(crate) async fn prepare(url: &str, workloads: &[Box<dyn Workload>]) -> Result<()> {
     let store = Store::new(&store::Options {
         url: url.to_owned(),
         lease_url: None,
@@ -156,17 +153,18 @@ pub(super) async fn prepare(url: &str, workloads: &[Box<dyn Workload>]) -> Resul
 }
 
 /// Whom clients of this lab ask.
-pub(super) fn targets(lab: &Lab) -> Result<Targets> {
+pub(crate) fn targets(lab: &Lab) -> Result<Targets> {
     Ok(Targets {
         urls: lab.nodes().iter().map(lab::Host::url).collect(),
         token: Some(lab.token().to_owned()),
+        database: lab.database_url(),
         http: ringmesh::tls::http_client().no_proxy().build()?,
         ttl: lab.ttl(),
     })
 }
 
 /// Lets clients of these workloads begin; they share the rate, in tasks of W1.
-pub(super) fn load(
+pub(crate) fn load(
     workloads: Vec<Box<dyn Workload>>,
     targets: &Targets,
     seed: u64,
@@ -192,8 +190,6 @@ struct Started {
     stop: CancellationToken,
     clients: JoinSet<Vec<Submit>>,
     looks: JoinHandle<Vec<Look>>,
-    /// By how much Postgres' clock is ahead of this machine's, microseconds.
-    ahead: AtomicI64,
     began: Instant,
     moments: Vec<Moment>,
     timeline: Vec<String>,
@@ -230,7 +226,6 @@ impl Started {
             stop,
             clients,
             looks,
-            ahead: AtomicI64::new(0),
             began: Instant::now(),
             moments: Vec::new(),
             timeline: Vec::new(),
@@ -333,25 +328,8 @@ impl Started {
     }
 
     async fn moment(&mut self, step: Step) {
-        let moment = self.now(step).await;
+        let moment = self.observer.moment(step).await;
         self.moments.push(moment);
-    }
-
-    async fn now(&self, step: Step) -> Moment {
-        let at = note::now();
-        let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let here = clock.map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
-        // Faults may shift Postgres' clock. While it does not answer, it goes on as it did.
-        let asked = query_scalar::<_, i64>("select (extract(epoch from clock_timestamp()) * 1e6)::bigint");
-        if let Ok(Ok(there)) = timeout(SOON, asked.fetch_one(&self.db)).await {
-            self.ahead.store(there - here, Ordering::Relaxed);
-        }
-        Moment {
-            at,
-            committed_at: here + self.ahead.load(Ordering::Relaxed),
-            wal: self.observer.number().await,
-            step,
-        }
     }
 
     /// Executes the schedule.
@@ -395,7 +373,7 @@ impl Started {
         let mut rng = StdRng::seed_from_u64(seed);
         // Noted with the time before it, so that nothing that it does is older.
         let (id, name) = (fault.id().to_owned(), fault.name().to_owned());
-        let mut moment = self.now(Step::Quiet).await;
+        let mut moment = self.observer.moment(Step::Quiet).await;
         match fault.begin(lab, &mut rng).await {
             Ok(begun) => {
                 self.say(format_args!(
@@ -531,7 +509,7 @@ impl Started {
 }
 
 /// All checks over, and what was counted.
-fn checked_all(history: &History) -> (Vec<(&'static str, Violation)>, Figures) {
+pub(crate) fn checked_all(history: &History) -> (Vec<(&'static str, Violation)>, Figures) {
     let mut violations = Vec::new();
     for checker in check::all() {
         let found = checker.check(history);
@@ -542,7 +520,7 @@ fn checked_all(history: &History) -> (Vec<(&'static str, Violation)>, Figures) {
 }
 
 /// Beside the logs, for whoever looks into a failure. Not of huge runs.
-fn keep_history(history: &History, lab: &Lab) {
+pub(crate) fn keep_history(history: &History, lab: &Lab) {
     const AT_MOST: usize = 1_000_000;
     if history.changes.len() + history.events.len() > AT_MOST {
         return;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use reqwest::Method;
+use ringmesh::sqlx::{self, PgPool};
 use ringmesh::task::TaskId;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -20,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Targets, note};
-use crate::history::{Answer, Expected, Submit};
+use crate::history::{Answer, At, Expected, Submit};
 
 /// How long a client waits for an answer before it asks another node.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -163,28 +164,44 @@ impl Client {
 
     /// As [`Self::put`], under this idempotency key.
     pub(super) async fn put_as(&mut self, task: &Task, idempotency_key: &str) -> Option<TaskId> {
-        let body = body(task, idempotency_key).to_string();
-        let sent = [(task, idempotency_key.to_owned())];
-        self.until_known("/v1/tasks", &body, &sent).await.pop()
+        self.put_under(task, Some(idempotency_key.to_owned())).await
+    }
+
+    /// Submits a task without an idempotency key: it is repeated where nothing was written, and left alone where it may have been.
+    pub(super) async fn put_plain(&mut self, task: &Task) -> Option<TaskId> {
+        self.put_under(task, None).await
+    }
+
+    async fn put_under(&mut self, task: &Task, idempotency_key: Option<String>) -> Option<TaskId> {
+        let body = body(task, idempotency_key.as_deref()).to_string();
+        self.until_known("/v1/tasks", &body, &[(task, idempotency_key)])
+            .await
+            .pop()
     }
 
     /// Submits tasks in one request, each under an idempotency key of its own, until it is known what became of them.
     pub(super) async fn put_all(&mut self, tasks: &[Task]) {
-        let sent: Vec<(&Task, String)> = tasks
+        let sent: Vec<(&Task, Option<String>)> = tasks
             .iter()
-            .map(|task| (task, format!("{}/{}/{}", self.name, task.key, task.seq)))
+            .map(|task| (task, Some(format!("{}/{}/{}", self.name, task.key, task.seq))))
             .collect();
-        let bodies: Value = sent.iter().map(|(task, name)| body(task, name)).collect();
+        let bodies: Value = sent
+            .iter()
+            .map(|(task, name)| body(task, name.as_deref()))
+            .collect();
         let body = bodies.to_string();
         self.until_known("/v1/tasks/batch", &body, &sent).await;
     }
 
     /// Sends a request again and again, until it is known what became of its tasks; answers with their ids, in their order. Empty:
-    /// they were refused, or the client was told to stop.
-    async fn until_known(&mut self, path: &str, body: &str, tasks: &[(&Task, String)]) -> Vec<TaskId> {
-        let mut hasher = DefaultHasher::new();
-        body.hash(&mut hasher);
-        let digest = hasher.finish();
+    /// they were refused, or the client was told to stop, or it is not known and one of them has no idempotency key.
+    async fn until_known(
+        &mut self,
+        path: &str,
+        body: &str,
+        tasks: &[(&Task, Option<String>)],
+    ) -> Vec<TaskId> {
+        let repeatable = tasks.iter().all(|(_, name)| name.is_some());
         let mut pause = PAUSE.0;
         let mut last_try = None;
         loop {
@@ -202,26 +219,12 @@ impl Client {
                 }
                 Reply::Unknown { .. } => {
                     self.shunned[node] = Instant::now() + SHUN;
-                    true
+                    repeatable
                 }
             };
             for (place, (task, idempotency_key)) in tasks.iter().enumerate() {
-                let (key, kind) = (self.shared(&task.key), self.shared(task.kind));
-                self.submits.push(Submit {
-                    client: self.name.clone(),
-                    key,
-                    seq: task.seq,
-                    kind,
-                    idempotency_key: Some(idempotency_key.as_str().into()),
-                    body: digest,
-                    sent,
-                    answered,
-                    answer: reply.of(place),
-                    scheduled: ["delay", "run_at"]
-                        .iter()
-                        .any(|name| task.options.contains_key(*name)),
-                    expected: task.expected,
-                });
+                let at = (sent, answered);
+                self.keep(task, idempotency_key.as_deref(), body, at, reply.of(place));
             }
             if !again {
                 return match reply {
@@ -236,6 +239,63 @@ impl Client {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE.1);
         }
+    }
+
+    /// Submits a task in SQL, in a transaction of its own.
+    pub(super) async fn enqueue(&mut self, database: &PgPool, task: &Task) -> Option<TaskId> {
+        let payload = task.payload.to_string();
+        let sent = note::now();
+        let id: Result<String, _> =
+            sqlx::query_scalar("select ringmesh.enqueue($1, $2, $3::text::jsonb, max_attempts => 1000)")
+                .bind(task.kind)
+                .bind(&task.key)
+                .bind(&payload)
+                .fetch_one(database)
+                .await;
+        let answer = match id.map(|id| id.parse()) {
+            Ok(Ok(id)) => Answer::Accepted { id, replay: false },
+            Ok(Err(_)) => Answer::Unknown {
+                why: "the id is none".into(),
+            },
+            Err(error) => Answer::Unknown {
+                why: error.to_string().into(),
+            },
+        };
+        self.keep(task, None, &payload, (sent, note::now()), answer)
+    }
+
+    /// Keeps a request; answers with the id of its task.
+    fn keep(
+        &mut self,
+        task: &Task,
+        idempotency_key: Option<&str>,
+        body: &str,
+        (sent, answered): (At, At),
+        answer: Answer,
+    ) -> Option<TaskId> {
+        let mut hasher = DefaultHasher::new();
+        body.hash(&mut hasher);
+        let id = match &answer {
+            Answer::Accepted { id, .. } => Some(*id),
+            Answer::Refused { .. } | Answer::Unknown { .. } => None,
+        };
+        let submit = Submit {
+            client: self.name.clone(),
+            key: self.shared(&task.key),
+            seq: task.seq,
+            kind: self.shared(task.kind),
+            idempotency_key: idempotency_key.map(Into::into),
+            body: hasher.finish(),
+            sent,
+            answered,
+            answer,
+            scheduled: ["delay", "run_at"]
+                .iter()
+                .any(|name| task.options.contains_key(*name)),
+            expected: task.expected,
+        };
+        self.submits.push(submit);
+        id
     }
 
     /// Asks some node to cancel a task; what it answers is of no interest here: the database tells.
@@ -302,12 +362,14 @@ impl Client {
 }
 
 /// The body of a submit.
-fn body(task: &Task, idempotency_key: &str) -> Value {
+fn body(task: &Task, idempotency_key: Option<&str>) -> Value {
     let mut body = task.options.clone();
     body.insert("kind".into(), task.kind.into());
     body.insert("key".into(), task.key.clone().into());
     body.insert("payload".into(), task.payload.clone());
-    body.insert("idempotency_key".into(), idempotency_key.into());
+    if let Some(idempotency_key) = idempotency_key {
+        body.insert("idempotency_key".into(), idempotency_key.into());
+    }
     Value::Object(body)
 }
 

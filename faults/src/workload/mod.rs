@@ -9,6 +9,8 @@
 //! | `client` | a client that repeats what was not answered |
 //! | `keys` | which keys, how often |
 //! | `append` … `admin` | W1 to W9 |
+//! | `mixed` | ways to submit and to end that these leave out; for the matrix of fail points |
+//! | `errands` | single tasks for given keys |
 //!
 //! W3, an outbox to HTTP sinks, is left out: the product has no outbox and calls nobody.
 
@@ -19,9 +21,11 @@ mod bank;
 mod batches;
 mod client;
 mod durations;
+mod errands;
 pub mod handlers;
 mod harm;
 mod keys;
+mod mixed;
 pub mod node;
 pub mod note;
 pub mod points;
@@ -36,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::history::{Answer, Submit};
 
+pub use errands::Errands;
 pub use handlers::handlers;
 pub use storm::mismatches;
 
@@ -68,6 +73,17 @@ pub fn by_name(name: &str) -> Option<Box<dyn Workload>> {
     all().into_iter().find(|workload| workload.id() == name)
 }
 
+/// What passes every fail point on a node's usual ways: transactions, transfers, priorities, cancels, delays, retries, and all ways
+/// to submit.
+pub fn of_all_kinds() -> Vec<Box<dyn Workload>> {
+    vec![
+        Box::new(append::KeyedAppend),
+        Box::new(bank::Bank),
+        Box::new(admin::Admin),
+        Box::new(mixed::Mixed),
+    ]
+}
+
 /// Whether a node said that it does not know what came of its commit.
 pub fn is_unknown_commit(submit: &Submit) -> bool {
     matches!(&submit.answer, Answer::Unknown { why } if why.contains("outcome_unknown"))
@@ -80,6 +96,8 @@ pub struct Targets {
     pub urls: Vec<String>,
     /// What every request must carry.
     pub token: Option<String>,
+    /// The address of Postgres without faults, for those who submit in SQL.
+    pub database: String,
     /// Sends the requests.
     pub http: reqwest::Client,
     /// The length of a lease.

@@ -1,7 +1,8 @@
 //! The fail points of a node: told by `FAILPOINTS` at its start, and while it runs by a file.
 //!
-//! The file has a line for each point that shall act, `NAME=ACTION`; a point without a line is off. It is read anew whenever it
-//! has changed, so whoever writes it shall rename a whole one into its place. What a point does is in `ringmesh::failpoint`.
+//! The file has a line for each point that shall act, `NAME=ACTION`; a point without a line is off, and lines that begin with `#`
+//! say nothing. It is read anew whenever it has changed, so whoever writes it shall rename a whole one into its place; what was
+//! read is noted. What a point does is in `ringmesh::failpoint`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,8 @@ impl Told {
             return;
         }
         let mut points = BTreeSet::new();
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let says = |line: &&str| !line.trim().is_empty() && !line.starts_with('#');
+        for line in text.lines().filter(says) {
             let told = line
                 .split_once('=')
                 .ok_or_else(|| "it has no action".to_owned())
@@ -74,6 +76,9 @@ impl Told {
         for gone in self.points.difference(&points) {
             fail::remove(gone);
         }
+        note(What::Told {
+            points: text.as_str().into(),
+        });
         (self.text, self.points) = (text, points);
     }
 }
@@ -94,7 +99,7 @@ mod tests {
         };
         for (text, expected) in [
             ("test-a=return(error)\ntest-b=off\n", &["test-a", "test-b"][..]),
-            ("\ntest-b=1*return(delay 5)\n", &["test-b"]),
+            ("# again\n\ntest-b=1*return(delay 5)\n", &["test-b"]),
             ("", &[]),
         ] {
             std::fs::write(&file, text).unwrap();
