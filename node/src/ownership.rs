@@ -321,6 +321,9 @@ impl Ownership {
     fn on_drain(&mut self) {
         tracing::info!(slots = self.table.len(), "draining");
         self.draining = Some(Instant::now());
+        let busy = self.leaving.iter().filter(|(_, leaving)| !leaving.quiet);
+        let busy = busy.map(|(slot, _)| *slot).collect();
+        self.parts.dispatch.leave(busy, self.parts.drain_deadline);
         let gossip = self.parts.gossip.clone();
         tokio::spawn(async move { gossip.set_draining(true).await });
     }
@@ -438,7 +441,11 @@ impl Ownership {
                 .entry(*slot)
                 .or_insert(Leaving { since, quiet: false });
         }
-        self.parts.dispatch.leave(leaving, self.parts.drain_deadline);
+        let deadline = self.parts.drain_deadline;
+        match self.draining {
+            Some(_) => self.parts.dispatch.leave(leaving, deadline),
+            None => self.parts.dispatch.leave_when_idle(leaving, deadline),
+        }
     }
 
     fn on_transferred(&mut self, to: Incarnation, slots: &[Slot], answer: Result<Vec<Slot>, Error>) {

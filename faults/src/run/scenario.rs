@@ -321,6 +321,16 @@ fn written() -> Vec<Scenario> {
             ..USUAL
         },
         Scenario {
+            name: "multitude",
+            what: "the faults of the tour, a little faster, while hundreds of tasks a second come in batches",
+            workloads: &["W1-batch"],
+            faults: on_tour(),
+            rhythm: turns(4, 4),
+            needs: ALL,
+            seconds: 600,
+            ..USUAL
+        },
+        Scenario {
             name: "hour",
             what: "an old snapshot is held all the time, and a node starts and dies all the time: nothing may slow down or grow",
             workloads: &["W1", "W1-batch"],

@@ -3,6 +3,7 @@
 //! Each statement runs in a task of its own that is never dropped half-way, and comes back as an event.
 
 mod claims;
+mod leaving;
 mod periodic;
 mod runs;
 mod writes;
@@ -32,6 +33,7 @@ use crate::task::{Claimed, TaskId};
 use crate::telemetry::{field, metric};
 use crate::upkeep::{self, Round};
 use crate::{clock, store};
+use leaving::Leaving;
 
 /// Claims in flight at once.
 const CLAIMS: usize = 2;
@@ -177,7 +179,7 @@ pub(super) struct Engine {
     runs: HashMap<RunId, Running>,
     noted: VecDeque<Start>,
     zombies: Vec<Zombie>,
-    leaving: BTreeMap<Slot, i64>,
+    leaving: BTreeMap<Slot, Leaving>,
     claims: usize,
     next: Next,
     /// A task became due while the next due time was being read.
@@ -336,16 +338,11 @@ impl Engine {
                 self.next.upkeep = self.next.upkeep.min(now());
                 self.due_soon(now());
             }
-            Command::Leave(slots, deadline) => {
-                let until = now().saturating_add(ms(deadline));
-                for slot in slots {
-                    if self.lanes.epoch(slot).is_some() {
-                        self.leaving.insert(slot, until);
-                        let back = self.lanes.leave(slot);
-                        self.give_back(back);
-                    }
-                }
-            }
+            Command::Leave {
+                slots,
+                deadline,
+                at_once,
+            } => self.leave(&slots, deadline, at_once),
             Command::Stay(slots) => {
                 for slot in slots {
                     self.leaving.remove(&slot);
@@ -408,6 +405,7 @@ impl Engine {
     // ---- what follows ----
 
     fn pump(&mut self, now: i64) {
+        self.steer_leaving(now);
         if self.parts.trust.may_start() {
             self.start_runs(now);
         }
@@ -462,26 +460,6 @@ impl Engine {
                 Event::Wrote { batch, result }
             });
         }
-    }
-
-    fn tell_quiet(&mut self) {
-        if self.leaving.is_empty() {
-            return;
-        }
-        let quiet: Vec<(Slot, Epoch)> = self
-            .leaving
-            .keys()
-            .filter(|slot| self.lanes.is_quiet(**slot))
-            .filter_map(|slot| Some((*slot, self.lanes.epoch(*slot)?)))
-            .collect();
-        if quiet.is_empty() {
-            return;
-        }
-        for (slot, _) in &quiet {
-            self.leaving.remove(slot);
-        }
-        // An error means that nobody moves slots any more.
-        let _ = self.parts.quiet.send(quiet);
     }
 
     fn publish(&mut self) {

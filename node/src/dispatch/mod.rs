@@ -107,7 +107,11 @@ pub struct Stats {
 #[derive(Debug)]
 pub(crate) enum Command {
     Granted(Vec<(Slot, Epoch)>),
-    Leave(Vec<Slot>, Duration),
+    Leave {
+        slots: Vec<Slot>,
+        deadline: Duration,
+        at_once: bool,
+    },
     Stay(Vec<Slot>),
     Lost(Vec<(Slot, Epoch)>),
     Hint(Vec<Hint>),
@@ -146,7 +150,20 @@ impl Dispatch {
     /// These slots are to leave: claims no more of them, gives back what did not start, lets runs end, cancels them at the
     /// deadline, aborts them after the grace. Then, at once if nothing runs, they are told on `quiet`.
     pub fn leave(&self, slots: Vec<Slot>, deadline: Duration) {
-        self.send(Command::Leave(slots, deadline));
+        self.send(Command::Leave {
+            slots,
+            deadline,
+            at_once: true,
+        });
+    }
+
+    /// As [`Dispatch::leave`], but while a task of a slot runs for long, the slot's other keys are worked on.
+    pub fn leave_when_idle(&self, slots: Vec<Slot>, deadline: Duration) {
+        self.send(Command::Leave {
+            slots,
+            deadline,
+            at_once: false,
+        });
     }
 
     /// These slots stay after all.

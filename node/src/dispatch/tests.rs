@@ -338,6 +338,49 @@ async fn a_leaving_slot_gives_back_what_waits_and_lets_runs_end() {
     assert_eq!(life.db.end_of(waiting).await.state, State::Succeeded);
 }
 
+/// Another key of the same slot.
+fn neighbour(key: &str) -> String {
+    let others = (0..).map(|number| format!("{key}-{number}"));
+    others
+        .into_iter()
+        .find(|other| slot_of(other) == slot_of(key))
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_slot_that_leaves_when_idle_waits_for_a_long_run_its_other_keys_go_on() {
+    let (handlers, mut gate) = Gate::closed();
+    let mut life = Life::start(handlers, &["k"]).await;
+    let long = life.db.submit("wait", "k", "1").await;
+    let next = life.db.submit("noop", "k", "1").await;
+    gate.began().await;
+    life.dispatch.leave_when_idle(life.only(), FAR);
+    let other = life.db.submit("noop", &neighbour("k"), "1").await;
+    assert_eq!(life.db.end_of(other).await.state, State::Succeeded);
+    assert!(life.quiet.try_recv().is_err(), "a run goes on");
+    gate.open();
+    assert_eq!(life.left().await, life.slots);
+    assert_eq!(life.db.view(long).await.state, State::Succeeded);
+    let view = life.db.view(next).await;
+    assert_eq!((view.state, view.node), (State::Pending, None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_works_behind_a_long_run_leaves_at_once_when_told_to() {
+    let (handlers, mut gate) = Gate::closed();
+    let mut life = Life::start(handlers, &["k"]).await;
+    life.db.submit("wait", "k", "1").await;
+    gate.began().await;
+    life.dispatch.leave_when_idle(life.only(), FAR);
+    let other = life.db.submit("noop", &neighbour("k"), "1").await;
+    assert_eq!(life.db.end_of(other).await.state, State::Succeeded);
+    life.dispatch.leave(life.only(), FAR);
+    let late = life.db.submit("noop", &neighbour("k"), "1").await;
+    gate.open();
+    assert_eq!(life.left().await, life.slots);
+    assert_eq!(life.db.view(late).await.state, State::Pending);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_the_deadline_of_a_leave_runs_are_cancelled_and_given_back_uncounted() {
     let (handlers, mut gate) = Gate::closed();
@@ -346,7 +389,10 @@ async fn at_the_deadline_of_a_leave_runs_are_cancelled_and_given_back_uncounted(
     let stubborn = life.db.submit("ignore", "b", "1").await;
     gate.began().await;
     gate.began().await;
-    life.dispatch.leave(life.only(), Duration::ZERO);
+    let (at_once, when_idle) = life.only().split_at(1);
+    life.dispatch.leave(at_once.to_vec(), Duration::ZERO);
+    life.dispatch
+        .leave_when_idle(when_idle.to_vec(), Duration::from_secs(1));
     let mut left = life.left().await;
     while left.len() < 2 {
         left.extend(life.left().await);

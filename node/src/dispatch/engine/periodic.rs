@@ -42,7 +42,11 @@ impl Engine {
                 None if run.timeout <= now => cancel.push((*id, Reason::Timeout)),
                 None => {
                     let slot = run.task.token.id.slot;
-                    if self.leaving.get(&slot).is_some_and(|until| *until <= now) {
+                    if self
+                        .leaving
+                        .get(&slot)
+                        .is_some_and(|leaving| leaving.until <= now)
+                    {
                         cancel.push((*id, Reason::Leaving));
                     }
                 }
