@@ -389,7 +389,8 @@ async fn at_the_deadline_of_a_leave_runs_are_cancelled_and_given_back_uncounted(
     let stubborn = life.db.submit("ignore", "b", "1").await;
     gate.began().await;
     gate.began().await;
-    let (at_once, when_idle) = life.only().split_at(1);
+    let only = life.only();
+    let (at_once, when_idle) = only.split_at(1);
     life.dispatch.leave(at_once.to_vec(), Duration::ZERO);
     life.dispatch
         .leave_when_idle(when_idle.to_vec(), Duration::from_secs(1));

@@ -131,7 +131,7 @@ pub struct Horizon {
     pub last_id: i64,
     /// A transaction number above that of every transaction that holds a task number up to `last_id`.
     pub here: i64,
-    /// Every transaction below it has ended.
+    /// Every transaction below it that may hold a task number has ended.
     pub xmin: i64,
 }
 

@@ -1,7 +1,6 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::testing::PATIENCE;
 use crate::store::testing_owner::{Database, slot_of};
 use crate::task::State;
 
@@ -418,27 +417,6 @@ async fn urgent_tasks_come_with_those_of_their_key_before_them() {
     let answer = db.store.claim_urgent(me, Ticket(1), &at).await.unwrap();
     assert_eq!(numbers(&answer), [first.number, urgent.number]);
     assert_eq!(db.store.news(&at).await.unwrap(), [(slot, false)]);
-}
-
-#[tokio::test]
-async fn the_horizon_waits_for_every_transaction_that_holds_a_number() {
-    let db = Database::new().await;
-    let mut open = db.store.pool.begin().await.unwrap();
-    sqlx::query("select ringmesh.enqueue('noop', 'k', '1')")
-        .execute(&mut open)
-        .await
-        .unwrap();
-    let after = db.submit("noop", "k", "1").await;
-    let first = db.store.horizon().await.unwrap();
-    assert_eq!(first.last_id, after.number);
-    let second = db.store.horizon().await.unwrap();
-    assert!(second.xmin < first.here, "{first:?} {second:?}");
-    open.commit().await.unwrap();
-    // Other databases of the same server count as well.
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while db.store.horizon().await.unwrap().xmin < first.here {
-        assert!(tokio::time::Instant::now() < deadline);
-    }
 }
 
 #[tokio::test]

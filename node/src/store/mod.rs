@@ -11,6 +11,8 @@ pub(crate) mod demo;
 #[cfg(test)]
 mod fence_races_tests;
 #[cfg(test)]
+mod horizon_tests;
+#[cfg(test)]
 pub(crate) mod hostile_tests;
 mod lease;
 mod migrate;
