@@ -8,7 +8,10 @@
 //! - an owner that was declared dead, or that a fault hits; where all are killed at once, all join anew, each at its time;
 //! - an owner that leaves: it is declared *left* later on;
 //! - any owner for a newcomer: a node that gets its first slots, without a pause in between of two TTLs and of what a task may go on
-//!   for when its slot moves, by Postgres' clock. How long that takes in all depends on the machine.
+//!   for when its slot moves, by Postgres' clock. How long that takes in all depends on the machine. Only what owners that live hand
+//!   to it keeps it new: it may get the slots of the dead at any age;
+//! - once more, within that time, whoever took it from the dead or the leaving: a slot that lies for two ticks is taken by any
+//!   node, and then handed to whom the ring gives it.
 //!
 //! Every other move is one too many. And while all nodes are restarted in turn, once or twice, each slot moves at most twice in
 //! each round.
@@ -46,7 +49,10 @@ impl Checker for Movement {
         let joins = 2 * history.terms.ttl / 1000 + HAND_OFF;
         let leaving = leaving(history);
         let mut owners: HashMap<i32, i64> = HashMap::new();
+        // When a newcomer got its latest slot from the living; `None`: it is none any more.
         let mut joining: HashMap<i64, Option<i64>> = HashMap::new();
+        // When a slot was taken that no owner handed on who stays.
+        let mut taken: HashMap<i32, i64> = HashMap::new();
         let mut living: HashSet<i64> = HashSet::new();
         let mut baseline = 0;
         let mut moves: HashMap<(usize, i32), u32> = HashMap::new();
@@ -58,6 +64,7 @@ impl Checker for Movement {
                     owners.clear();
                     living.clear();
                     joining.clear();
+                    taken.clear();
                 }
                 Row::Node {
                     incarnation, fenced, ..
@@ -81,22 +88,31 @@ impl Checker for Movement {
                     owner: Some(to),
                     epoch,
                 } => {
-                    // When it got its latest slot; none any more once it paused.
-                    let latest = joining.entry(*to).or_insert(Some(at));
-                    *latest = latest.filter(|latest| at - *latest <= joins).map(|_| at);
-                    let newcomer = latest.is_some();
-                    let Some(from) = owners.insert(*slot, *to).filter(|from| from != to) else {
+                    let from = owners.insert(*slot, *to);
+                    if from == Some(*to) {
                         continue;
-                    };
+                    }
+                    let handed = from.is_some_and(|from| living.contains(&from) && !leaving.contains(&from));
+                    let latest = joining.entry(*to).or_insert(Some(at));
+                    *latest = latest.filter(|latest| at - *latest <= joins);
+                    let newcomer = latest.is_some();
+                    if handed && newcomer {
+                        *latest = Some(at);
+                    }
+                    let settles = taken.remove(slot).is_some_and(|taken| at - taken <= joins);
+                    if !handed {
+                        taken.insert(*slot, at);
+                    }
+                    let Some(from) = from else { continue };
                     for (place, window) in windows.iter().enumerate() {
                         if rounds(window).is_some() && window.covers_commit(at, 0) {
                             *moves.entry((place, *slot)).or_default() += 1;
                         }
                     }
-                    let explained = newcomer
+                    let explained = !handed
+                        || newcomer
+                        || settles
                         || change.transaction == baseline
-                        || !living.contains(&from)
-                        || leaving.contains(&from)
                         || living.len() > UNBOUND
                         || windows.iter().any(|window| {
                             let nodes_alone = window.is_kill() || window.is_pause() || window.is_fail_point();
@@ -209,6 +225,60 @@ mod tests {
             build.tick(4 * S);
         }
         build.passes(&Movement);
+    }
+
+    /// Every ten seconds node 1 is killed, node 2 takes its slots over, and hands them to its next life.
+    fn killed_every_ten_seconds() -> Build {
+        let mut build = settled();
+        let mut epoch = 1;
+        for life in [1, 4, 7, 10] {
+            build.fault("N1", "kill", &[life]);
+            build.fence(life, 1, FencingKind::Noticed, 2);
+            for slot in (0..26).step_by(3) {
+                build.grant(slot, 2, epoch + 1);
+            }
+            build.node(life + 3, 0, None);
+            build.step(Step::Heal { id: "N1".into() });
+            for slot in (0..26).step_by(3) {
+                build.grant(slot, life + 3, epoch + 2);
+            }
+            epoch += 2;
+            build.tick(10 * S);
+        }
+        build
+    }
+
+    #[test]
+    fn what_it_takes_over_makes_no_survivor_new() {
+        let mut build = killed_every_ten_seconds();
+        build.passes(&Movement);
+        build.grant(2, 2, 2);
+        build.fails(&Movement, "moved");
+    }
+
+    #[test]
+    fn a_newcomer_under_kills_passes() {
+        let mut build = killed_every_ten_seconds();
+        build.node(14, 0, None);
+        build.grant(1, 14, 2);
+        build.fault("N1", "kill", &[13]);
+        build.fence(13, 1, FencingKind::Noticed, 2);
+        build.grant(0, 14, 10);
+        build.tick(9 * S);
+        // A long run was under way in it.
+        build.grant(2, 14, 2);
+        build.passes(&Movement);
+    }
+
+    #[test]
+    fn a_slot_of_the_dead_moves_on_once_from_whoever_took_it() {
+        let mut build = settled();
+        build.kill_and_take_over();
+        build.tick(2 * S);
+        build.grant(0, 3, 3);
+        build.passes(&Movement);
+        build.grant(0, 2, 4);
+        build.fails(&Movement, "moved");
     }
 
     #[test]
