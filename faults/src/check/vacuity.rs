@@ -4,10 +4,11 @@
 //! green nor red.
 //!
 //! **Algorithm.** Counts. Fine are answers 2xx and those 4xx that say something about the request; a request counts as planned
-//! if it was sent outside of faults and not shortly after.
+//! if it was sent outside of faults and not shortly after. Where views were looked at, some must have been judged after all was healed.
 
 use std::collections::HashMap;
 
+use super::views;
 use super::windows::{aftermath, windows};
 use crate::history::{Answer, History, Row};
 
@@ -36,6 +37,9 @@ pub fn lacks(history: &History, required: Requirements) -> Vec<String> {
     }
     if required.unknown_commits && history.end.unknown_commits == 0 {
         lacks.push("no reply to a commit was lost".to_owned());
+    }
+    if !history.views.is_empty() && !views::are_judged_at_last(history) {
+        lacks.push("after the last fault no views of the mesh were judged".to_owned());
     }
     let windows = windows(history);
     let after = aftermath(history);
@@ -94,8 +98,9 @@ pub(super) fn takeovers(history: &History) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::Build;
+    use super::super::build::{Build, S};
     use super::*;
+    use crate::history::View;
 
     const ALL: Requirements = Requirements {
         refused_writes: true,
@@ -128,6 +133,24 @@ mod tests {
             Vec::<String>::new()
         );
         assert_eq!(lacks(&Build::mesh().history, Requirements::default()).len(), 1);
+    }
+
+    #[test]
+    fn a_run_whose_views_are_not_judged_is_invalid() {
+        let mut build = Build::mesh();
+        build.done("b", 1);
+        for (rounds, lacking) in [(3, 1), (7, 0)] {
+            build.history.views = (0..rounds)
+                .map(|round| View {
+                    round,
+                    at: build.now + i64::try_from(round).unwrap() * S,
+                    node: None,
+                    digest: Some(1),
+                    ready: true,
+                })
+                .collect();
+            assert_eq!(lacks(&build.history, Requirements::default()).len(), lacking);
+        }
     }
 
     #[test]

@@ -8,14 +8,15 @@
 //! equal to Postgres'; and of those that say that they hold what the ring gives them, the rings that they noted last must have one
 //! digest. Equal rings, together with each node holding its share, are equal owner maps.
 //!
-//! **Excluded.** Rounds during a fault and shortly after. A node that does not answer, or is not ready, says nothing: that it does
-//! at the end is I8.
+//! **Excluded.** Rounds during a fault and up to five seconds after its healing: that is the last change which the fault itself makes.
+//! What follows from it later, as a life that begins or a member that is back, is another answer of Postgres or another ring, and
+//! starts the five seconds anew. A node that does not answer, or is not ready, says nothing: that it does at the end is I8.
 
 use std::collections::HashMap;
 
-use super::windows::{aftermath, windows};
+use super::windows::windows;
 use super::{Checker, Violation};
-use crate::history::{At, History, View, What};
+use crate::history::{At, History, Step, View, What};
 
 pub(super) struct Views;
 
@@ -31,33 +32,52 @@ impl Checker for Views {
     }
 
     fn check(&self, history: &History) -> Vec<Violation> {
-        let windows = windows(history);
-        let after = aftermath(history);
         let mut found = Vec::new();
-        let mut rings = Rings::of(history);
-        // Since when Postgres has given the same answer.
-        let mut same: Option<(u64, At)> = None;
-        for round in history.views.chunk_by(|a, b| a.round == b.round) {
-            let Some(truth) = round.iter().find(|view| view.node.is_none()) else {
-                continue;
-            };
-            let Some(digest) = truth.digest else {
-                same = None;
-                continue;
-            };
-            let since = match same {
-                Some((before, since)) if before == digest => since,
-                _ => truth.at,
-            };
-            same = Some((digest, since));
-            rings.up_to(truth.at);
-            let settled = truth.at - since >= SETTLES && truth.at - rings.changed >= SETTLES;
-            if !settled || windows.iter().any(|window| window.covers(truth.at, after)) {
-                continue;
-            }
-            judge(round, digest, &rings, &mut found);
-        }
+        each_settled(history, |round, digest, rings| {
+            judge(round, digest, rings, &mut found);
+        });
         found
+    }
+}
+
+/// Whether views were judged after all that was broken was healed.
+pub(super) fn are_judged_at_last(history: &History) -> bool {
+    let heals = history
+        .moments
+        .iter()
+        .filter(|moment| matches!(moment.step, Step::Heal { .. }));
+    let healed = heals.map(|moment| moment.at).max().unwrap_or(At::MIN);
+    let mut judged = false;
+    each_settled(history, |round, _, _| {
+        judged |= round.iter().any(|view| view.at > healed);
+    });
+    judged
+}
+
+/// Each round that counts, with Postgres' answer and the rings of that time.
+fn each_settled<'a>(history: &'a History, mut judge: impl FnMut(&'a [View], u64, &Rings<'a>)) {
+    let windows = windows(history);
+    // Since when Postgres has given the same answer.
+    let mut same: Option<(u64, At)> = None;
+    let mut rings = Rings::of(history);
+    for round in history.views.chunk_by(|a, b| a.round == b.round) {
+        let Some(truth) = round.iter().find(|view| view.node.is_none()) else {
+            continue;
+        };
+        let Some(digest) = truth.digest else {
+            same = None;
+            continue;
+        };
+        let since = match same {
+            Some((before, since)) if before == digest => since,
+            _ => truth.at,
+        };
+        same = Some((digest, since));
+        rings.up_to(truth.at);
+        let settled = truth.at - since >= SETTLES && truth.at - rings.changed >= SETTLES;
+        if settled && !windows.iter().any(|window| window.covers(truth.at, SETTLES)) {
+            judge(round, digest, &rings);
+        }
     }
 }
 
@@ -203,5 +223,24 @@ mod tests {
         build.now = view(&mut build, 1, None).at;
         build.fault("N10", "gossip cut", &[2]);
         build.passes(&Views);
+        assert!(!are_judged_at_last(&build.history));
+    }
+
+    #[test]
+    fn five_seconds_after_the_healing_views_that_differ_are_seen() {
+        for (healed_in, kinds) in [(4, 1), (6, 0)] {
+            let mut build = agreeing();
+            view(&mut build, 10, Some("n2")).digest = Some(2);
+            build.now = view(&mut build, 1, None).at;
+            build.fault("N10", "gossip cut", &[2]);
+            build.now = view(&mut build, healed_in, None).at;
+            build.step(Step::Heal { id: "N10".into() });
+            assert_eq!(
+                Views.check(&build.history).len(),
+                kinds,
+                "healed in round {healed_in}"
+            );
+            assert_eq!(are_judged_at_last(&build.history), kinds == 1);
+        }
     }
 }

@@ -33,8 +33,9 @@ const QUIET: Duration = Duration::from_secs(10);
 pub(crate) const READY: Duration = Duration::from_secs(180);
 /// How long all work may take to end.
 const DRAIN: Duration = Duration::from_secs(300);
-/// After the drain nothing changes any more: time enough for all nodes to see the same.
-const STILL: Duration = Duration::from_secs(7);
+/// After the drain nothing changes any more: time enough for all nodes to see the same, and for some rounds in which it is judged
+/// that they do, the first of them five seconds after the last node's ring has changed.
+const STILL: Duration = Duration::from_secs(9);
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(200);
 /// What the product's nodes subtract from a lease, and how often they look, if they are told nothing.
