@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | expired | another node | it comes no sooner than TTL − margin after the last renewal, both by Postgres' clock; a fault explains it |
 //! | noticed | another node | a fault explains it |
-//! | replaced | the row's own number: a start has none yet | a later start under this name follows |
+//! | replaced | the row's own number: a start has none yet | a later start under this name follows, and the process had ended |
 //! | left | the node itself | |
 //!
 //! A node's renewals are those of its lease, as soon as it has one; its row says how many there were when it was written last.
@@ -18,7 +18,9 @@
 //!
 //! TTL − margin and not TTL: the declaring node counts the TTL on its own clock, and the margin is there for the drift between
 //! two. *Explained* means that a fault which hits this node began before, and was not healed for longer than two TTLs and 5 s:
-//! no healthy node is thrown out.
+//! no healthy node is thrown out. *Had ended* means the same of a fault that ends processes or, in a failover, lives; without one,
+//! that the process noted nothing any more from a second after the declaration on. While another process claims its name, silence
+//! shows nothing: it is thrown out, and soon silent.
 //!
 //! **Excluded.** A grant by an owner that lives cannot be told from a theft, as the log does not say who wrote: that the former
 //! owner commits nothing afterwards is I3. Where Postgres' clock stepped back since the last renewal, the rule of *expired* says
@@ -28,9 +30,16 @@ use std::collections::HashMap;
 
 use super::windows::{Window, aftermath, windows};
 use super::{Checker, Violation};
-use crate::history::{Change, Fencing, FencingKind, History, Row};
+use crate::history::{At, Change, FAIL_POINT, Fencing, FencingKind, History, Row, What};
 
 pub(super) struct SingleOwner;
+
+/// Faults that end processes; after a failover (N21) a process begins a new life.
+const ENDINGS: [&str; 9] = ["N1", "N3", "N5", "N6", "N7", "N16", "N21", "N30", FAIL_POINT];
+/// Another process under a node's name.
+const IMPOSTOR: &str = "N8";
+/// So long after a declaration a process may still note something by the clocks, which are compared through moments: ns.
+const SLACK: At = 1_000_000_000;
 
 #[derive(Debug)]
 struct Node<'a> {
@@ -69,6 +78,8 @@ struct Pass<'a> {
     awaited: HashMap<&'a str, &'a Change>,
     baseline: u64,
     clock: i64,
+    /// When the process of each life noted something last.
+    last_notes: HashMap<i64, At>,
     found: Vec<Violation>,
 }
 
@@ -92,6 +103,7 @@ impl Checker for SingleOwner {
             awaited: HashMap::new(),
             baseline: 0,
             clock: i64::MIN,
+            last_notes: last_notes(history),
             found: Vec::new(),
         };
         for change in &history.changes {
@@ -318,6 +330,10 @@ impl<'a> Pass<'a> {
             FencingKind::Left => {}
             FencingKind::Replaced => {
                 self.awaited.insert(name, change);
+                if !self.had_ended(change, node) {
+                    let text = format!("node {node} was declared {kind:?}, and its process had not ended");
+                    self.tell("healthy", text, change);
+                }
             }
             FencingKind::Expired => {
                 let terms = self.history.terms;
@@ -335,20 +351,63 @@ impl<'a> Pass<'a> {
     }
 
     fn explain(&mut self, change: &Change, node: i64, kind: FencingKind) {
+        if !self.is_explained(change, node, |_| true) {
+            let text = format!("node {node} was declared {kind:?}, and nothing had happened to it");
+            self.tell("healthy", text, change);
+        }
+    }
+
+    /// Whether one of these faults had hit the node.
+    fn is_explained(&self, change: &Change, node: i64, of: impl Fn(&Window<'_>) -> bool) -> bool {
         let aftermath = aftermath(self.history) / 1000;
-        let explained = self.windows.iter().any(|window| {
+        self.windows.iter().any(|window| {
             let begun = window.before.is_none_or(|moment| change.transaction > moment.wal);
             let over = window.heal.is_some_and(|heal| {
                 // A node that was killed stays dead, whatever is healed.
                 !window.is_kill() && change.committed_at > heal.committed_at + aftermath
             });
-            window.hits(node) && begun && !over
-        });
-        if !explained {
-            let text = format!("node {node} was declared {kind:?}, and nothing had happened to it");
-            self.tell("healthy", text, change);
-        }
+            of(window) && window.hits(node) && begun && !over
+        })
     }
+
+    /// Whether the process of a life had ended when another start took its name.
+    fn had_ended(&self, change: &Change, node: i64) -> bool {
+        if self.is_explained(change, node, |window| ENDINGS.contains(&window.id)) {
+            return true;
+        }
+        let claimed = self.windows.iter().any(|window| {
+            window.id == IMPOSTOR && window.hits(node) && window.covers_commit(change.committed_at, 0)
+        });
+        let silent = || {
+            let last = self.last_notes.get(&node);
+            last.is_none_or(|last| *last <= self.when(change).saturating_add(SLACK))
+        };
+        !claimed && silent()
+    }
+
+    /// When this was committed by the clock of this machine: as long after the last moment before as by Postgres' clock.
+    fn when(&self, change: &Change) -> At {
+        let mut before = self.history.moments.iter().rev();
+        let before = before.find(|moment| moment.wal < change.transaction);
+        before.map_or(At::MAX, |moment| {
+            moment.at + 1000 * (change.committed_at - moment.committed_at).max(0)
+        })
+    }
+}
+
+/// When the process of each life noted something last; a process tells by its renewals which life it has.
+fn last_notes(history: &History) -> HashMap<i64, At> {
+    let mut lives = HashMap::new();
+    let mut last = HashMap::new();
+    for event in &history.events {
+        let process = (&*event.node, event.pid);
+        if let What::Renewed { incarnation, .. } = event.what {
+            lives.insert(incarnation, process);
+        }
+        last.insert(process, event.at);
+    }
+    let of_lives = lives.into_iter().map(|(life, process)| (life, last[&process]));
+    of_lives.collect()
 }
 
 #[cfg(test)]
@@ -515,6 +574,33 @@ mod tests {
         let mut build = Build::mesh();
         build.fence(1, 1, FencingKind::Replaced, 1);
         build.fails(OWNER, "fenced");
+    }
+
+    #[test]
+    fn only_whose_process_has_ended_is_replaced() {
+        // Another process under its name is no reason.
+        let mut build = Build::mesh();
+        build.fault("N8", "clone", &[1]);
+        build.fence(1, 1, FencingKind::Replaced, 1);
+        build.node(4, 0, None);
+        build.fails(OWNER, "healthy");
+        // It goes on, and lives again.
+        let mut build = Build::mesh();
+        build.fence(1, 1, FencingKind::Replaced, 1);
+        build.node(4, 0, None);
+        build.passes(OWNER);
+        build.tick(2 * S);
+        build.done("a", 1);
+        build.fails(OWNER, "healthy");
+        for (fault, kinds) in [("N1", 0), ("N7", 0), ("N21", 0), ("N2", 1), ("N9", 1)] {
+            let mut build = Build::mesh();
+            build.fault(fault, "", &[1]);
+            build.fence(1, 1, FencingKind::Replaced, 1);
+            build.node(4, 0, None);
+            build.tick(2 * S);
+            build.done("a", 1);
+            assert_eq!(OWNER.check(&build.history).len(), kinds, "{fault}");
+        }
     }
 
     #[test]
