@@ -8,6 +8,7 @@ mod attempts;
 #[cfg(test)]
 mod build;
 mod conservation;
+mod drains;
 mod ending;
 mod exactly_once;
 mod fence;
@@ -85,6 +86,7 @@ pub fn all() -> &'static [&'static dyn Checker] {
         &isolation::Isolation,
         &ending::Hygiene,
         &views::Views,
+        &drains::Drains,
     ]
 }
 
