@@ -113,10 +113,16 @@ pub fn all() -> Vec<Scenario> {
         if all.iter().any(|scenario| scenario.name == name) {
             continue;
         }
+        let still = moves_nothing(fault.id(), name);
         all.push(Scenario {
             name,
-            what: "this fault alone",
+            what: if still {
+                "this fault alone, and no slot moves"
+            } else {
+                "this fault alone"
+            },
             faults: vec![name],
+            still,
             needs: match fault.id() {
                 "N1" => TAKEOVERS,
                 // Those that are cut off for long enough find their lease lost.
@@ -134,6 +140,20 @@ pub fn all() -> Vec<Scenario> {
         scenario.may_lose = scenario.faults.contains(&"failover-asynchronous");
     }
     all
+}
+
+/// Whether it is promised of a fault that nobody is declared dead and nothing moves: all nodes live and reach Postgres, and what is
+/// wrong decides nothing about leases.
+fn moves_nothing(id: &str, name: &str) -> bool {
+    match id {
+        // Impostors; gossip that is cut, late, lost or forged; clocks; notifications; rude clients.
+        "N8" | "N10" | "N12" | "N17" | "N18" | "N27" | "N28" => true,
+        // This one is cut from Postgres as well.
+        "N11" => name != "isolate-one",
+        // Of this one nothing is promised.
+        "N25" => name != "no-autovacuum",
+        _ => false,
+    }
 }
 
 fn written() -> Vec<Scenario> {
@@ -443,6 +463,23 @@ mod tests {
             }
         }
         assert!(by_name(CALM).is_some_and(|calm| calm.faults.is_empty()));
+    }
+
+    #[test]
+    fn where_nothing_may_move_it_is_said() {
+        for (name, still) in [
+            ("bad-weather", true),
+            ("one-way", true),
+            ("held-xmin", true),
+            ("clock-shift", true),
+            ("isolate-one", false),
+            ("no-autovacuum", false),
+            ("kill-one", false),
+        ] {
+            let scenario = by_name(name).unwrap();
+            assert_eq!(scenario.still, still, "{name}");
+            assert_eq!(scenario.what.contains("no slot moves"), still, "{name}");
+        }
     }
 
     #[test]
