@@ -18,17 +18,20 @@ pub(super) fn moves(history: &History) -> Vec<String> {
     moved(history, |step| *step == Step::Drain, "though nobody had died")
 }
 
-/// Nodes that were declared dead, slots that changed owners, from the start to the first step of this kind.
+/// Nodes that were declared dead, slots that changed owners, from the start to the first step of this kind: by the order of
+/// commits, since a fault may shift Postgres' clock.
 fn moved(history: &History, is_end: impl Fn(&Step) -> bool, when: &str) -> Vec<String> {
     let from = history.moments.iter().find(|moment| moment.step == Step::Quiet);
-    let from = from.map_or(0, |moment| moment.committed_at + SETTLED);
+    let (from, start) = from.map_or((0, 0), |moment| (moment.wal, moment.committed_at));
+    let settles = start..start + SETTLED;
     let until = history.moments.iter().find(|moment| is_end(&moment.step));
-    let until = until.map_or(i64::MAX, |moment| moment.committed_at);
+    let until = until.map_or(u64::MAX, |moment| moment.wal);
     // A slot's row changes for other reasons as well.
     let mut grants: HashMap<i32, (Option<i64>, i64)> = HashMap::new();
     let (mut deaths, mut slots) = (0, 0);
     for change in &history.changes {
-        let counts = (from..until).contains(&change.committed_at);
+        let during = change.transaction > from && change.transaction <= until;
+        let counts = during && !settles.contains(&change.committed_at);
         match &change.row {
             Row::Node { fenced: Some(_), .. } if counts => deaths += 1,
             Row::Slot { slot, owner, epoch } => {
@@ -54,14 +57,16 @@ mod tests {
 
     #[test]
     fn only_what_moves_after_the_start_and_before_the_first_fault_disturbs() {
+        // A transaction a second.
+        let number = |committed_at: i64| committed_at.unsigned_abs() / 1_000_000;
         let moment = |committed_at, step| Moment {
             at: 0,
-            wal: 0,
+            wal: number(committed_at),
             committed_at,
             step,
         };
         let slot = |committed_at, epoch| Change {
-            transaction: 1,
+            transaction: number(committed_at),
             committed_at,
             row: Row::Slot {
                 slot: 1,
@@ -89,7 +94,7 @@ mod tests {
         );
         history.changes.insert(2, slot(5_000_000, 3));
         history.changes.push(Change {
-            transaction: 1,
+            transaction: 6,
             committed_at: 6_000_000,
             row: Row::Node {
                 incarnation: 1,
@@ -108,5 +113,10 @@ mod tests {
                 "1 slots changed owners while nothing was broken"
             ]
         );
+        // Whatever Postgres' clock said meanwhile.
+        for change in &mut history.changes[1..] {
+            change.committed_at -= 60_000_000;
+        }
+        assert_eq!(disturbances(&history).len(), 2);
     }
 }
