@@ -168,7 +168,8 @@ pub fn table(outcomes: &[Outcome], sum: &Figures) -> Table {
     table
 }
 
-/// For how long slots stood still that a fault hit, a row for each kind of fault, and then all others.
+/// For how long slots stood still that a fault hit, a row for each kind of fault, then what is promised of kills, and then all
+/// others.
 pub fn gaps(sum: &Figures) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -183,6 +184,12 @@ pub fn gaps(sum: &Figures) -> Table {
             None => row.extend(["0", "-", "-", "-"].map(String::from)),
         }
         table.add_row(row);
+    }
+    if let Some(p99) = sum.gap_ms_p99_kill {
+        let most = check::KILL as f64 / 1000.0;
+        let kept = if p99 <= most { "kept" } else { "NOT kept" };
+        let promise = format!("promised of kills: p99 of {most:.0} ms, {kept}");
+        table.add_row([promise.as_str(), "", "", "", &format!("{p99:.0}"), ""]);
     }
     if let (Some(quiet), Some(others)) = (sum.quiet_gap_ms_p999, sum.other_gap_ms_max) {
         table.add_row([
