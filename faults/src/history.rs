@@ -328,10 +328,14 @@ pub struct End {
     pub live: u64,
     /// Dead row versions in `slot` and `node`.
     pub dead_rows: BTreeMap<String, i64>,
-    /// Writes that fences refused, over all processes.
+    /// Writes of ends, over all processes, that were refused by a fence, or since the task had ended elsewhere.
     pub refused_writes: u64,
-    /// Commits whose reply was lost, over all proxies and clients.
+    /// Claims that found a slot not theirs, or shut for them, over all processes.
+    pub refused_claims: u64,
+    /// Commits whose reply was lost, as whoever lost it counted them: proxies, or where fail points did it, nodes.
     pub unknown_commits: u64,
+    /// Submits that nodes answered as unknown.
+    pub unknown_outcomes: u64,
 }
 
 /// What every node was told.

@@ -204,6 +204,9 @@ pub fn gaps(sum: &Figures) -> Table {
     table
 }
 
+/// Where in a row the lost tasks stand.
+const LOST: usize = 6;
+
 fn row(head: [String; 3], figures: &Figures, result: &str) -> Vec<String> {
     let ms = |gap: Option<f64>| gap.map_or("-".to_owned(), |gap| format!("{gap:.0}"));
     let mut row = Vec::from(head);
@@ -223,6 +226,9 @@ fn row(head: [String; 3], figures: &Figures, result: &str) -> Vec<String> {
         ]
         .map(|count| count.to_string()),
     );
+    if figures.lost_declared > 0 {
+        row[LOST] += &format!(" (+{} declared)", figures.lost_declared);
+    }
     row.extend(
         [
             figures.gap_ms_p99_kill,
