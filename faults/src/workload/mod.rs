@@ -87,9 +87,10 @@ pub fn of_all_kinds() -> Vec<Box<dyn Workload>> {
 /// To how many submits a node said that it does not know what came of its commit. A request without an answer need not have
 /// reached a commit.
 pub fn unknown_outcomes(submits: &[Submit]) -> u64 {
-    let unknown =
-        |submit: &&Submit| matches!(&submit.answer, Answer::Unknown { why } if why.contains("outcome_unknown"));
-    submits.iter().filter(unknown).count() as u64
+    let unknown = submits.iter().filter(
+        |submit| matches!(&submit.answer, Answer::Unknown { why } if why.contains("outcome_unknown")),
+    );
+    unknown.count() as u64
 }
 
 /// Whom the clients of a workload ask.
