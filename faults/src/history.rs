@@ -82,6 +82,13 @@ pub enum Row {
         crashes: i32,
         max_attempts: i32,
     },
+    /// An open task was claimed, or given back, under another epoch than its slot had at this place of the log: what an owner
+    /// may not do. Only such changes are kept.
+    Stale {
+        task: TaskId,
+        epoch: i64,
+        slot_epoch: i64,
+    },
     /// A task is no longer open, and did not end in the same transaction.
     TaskGone { id: TaskId },
     /// A task ended.
