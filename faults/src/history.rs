@@ -82,6 +82,13 @@ pub enum Row {
         crashes: i32,
         max_attempts: i32,
     },
+    /// An open task was claimed, or given back, under another epoch than its slot had at this place of the log: what an owner
+    /// may not do. Only such changes are kept.
+    Stale {
+        task: TaskId,
+        epoch: i64,
+        slot_epoch: i64,
+    },
     /// A task is no longer open, and did not end in the same transaction.
     TaskGone { id: TaskId },
     /// A task ended.
@@ -328,10 +335,14 @@ pub struct End {
     pub live: u64,
     /// Dead row versions in `slot` and `node`.
     pub dead_rows: BTreeMap<String, i64>,
-    /// Writes that fences refused, over all processes.
+    /// Writes of ends, over all processes, that were refused by a fence, or since the task had ended elsewhere.
     pub refused_writes: u64,
-    /// Commits whose reply was lost, over all proxies and clients.
+    /// Claims that found a slot not theirs, or shut for them, over all processes.
+    pub refused_claims: u64,
+    /// Commits whose reply was lost, as whoever lost it counted them: proxies, or where fail points did it, nodes.
     pub unknown_commits: u64,
+    /// Submits that nodes answered as unknown.
+    pub unknown_outcomes: u64,
 }
 
 /// What every node was told.

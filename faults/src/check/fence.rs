@@ -2,11 +2,14 @@
 //!
 //! **Promise** (P3). An owner's write carries its epoch, and passes only while this is the slot's. In the order of the log, each effect and
 //! each end by an owner thus stands under the greatest epoch that was granted before: never a lower one, as a zombie
-//! would write, and never a higher one, as somebody would who trusts himself more than Postgres.
+//! would write, and never a higher one, as somebody would who trusts himself more than Postgres. The same holds for each claim,
+//! and for each return of a claimed task: a retry, a snooze, a give-back.
 //!
-//! **Algorithm.** One pass with the last grant of each slot.
+//! **Algorithm.** One pass with the last grant of each slot. Claims and returns are compared while the log is read, in the same
+//! way, and only wrong ones are in the history.
 //!
-//! **Excluded.** Cancels, which are the submitter's right and carry no fence. A baseline sets epochs; what it says of effects and
+//! **Excluded.** Cancels, which are the submitter's right and carry no fence. Changes of a task that leave its claim as it is,
+//! such as the note that a suspect starts: the log does not tell them from what an owner may do with a task of its predecessor. A baseline sets epochs; what it says of effects and
 //! ends is older than it and is not compared.
 
 use std::collections::HashMap;
@@ -38,6 +41,17 @@ impl Checker for Fence {
                 }
                 Row::Slot { slot, epoch, .. } => {
                     grants.insert(*slot, (*epoch, change));
+                    continue;
+                }
+                Row::Stale {
+                    task,
+                    epoch,
+                    slot_epoch,
+                } => {
+                    let text = format!(
+                        "{task} was claimed or returned under epoch {epoch}, its slot was at {slot_epoch}"
+                    );
+                    found.push(Violation::new("stale", text).row(change));
                     continue;
                 }
                 Row::Effect { task, slot, .. } if i32::from(task.slot.get()) != *slot => {
@@ -103,6 +117,19 @@ mod tests {
         let claim = build.submit("a", 1);
         build.kill_and_take_over();
         build.commit([finished(&claim, State::Dead)]);
+        build.fails(&Fence, "stale");
+    }
+
+    #[test]
+    fn a_claim_under_an_older_epoch_is_stale() {
+        let mut build = Build::mesh();
+        let claim = build.submit("a", 1);
+        build.kill_and_take_over();
+        build.commit([Row::Stale {
+            task: claim.id,
+            epoch: 1,
+            slot_epoch: 2,
+        }]);
         build.fails(&Fence, "stale");
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Violation;
 use super::gap::{gaps, others};
 use super::trust::late_starts;
-use super::vacuity::takeovers;
+use super::vacuity::{refused_writes, takeovers};
 use super::windows::windows;
 use crate::history::{Answer, History, Row};
 
@@ -18,22 +18,30 @@ pub struct Figures {
     pub faults: u64,
     /// Tasks that were accepted.
     pub tasks: u64,
-    /// Effects that were committed.
+    /// Effects that were committed, and that no failover took back.
     pub effects: u64,
     /// Accepted tasks without an end.
     pub lost: u64,
-    /// Tasks with more than one effect.
+    /// The same where the product declares that it may lose them.
+    pub lost_declared: u64,
+    /// Tasks with more than one effect, and keys with more tasks than were asked for.
     pub doubled: u64,
     /// Writes under an epoch that was not their slot's.
     pub stale: u64,
     /// Effects out of the order of their key.
     pub reordered: u64,
-    /// Writes that fences refused.
+    /// Writes that fences refused, at least.
     pub refused_writes: u64,
+    /// Writes that were refused since their task had ended elsewhere, at most.
+    pub ended_elsewhere: u64,
+    /// Claims that found a slot not theirs, or shut for them.
+    pub refused_claims: u64,
     /// Slots that went on from a dead owner.
     pub takeovers: u64,
     /// Commits whose reply was lost.
     pub unknown_commits: u64,
+    /// Submits that nodes answered as unknown.
+    pub unknown_outcomes: u64,
     /// Starts outside of a trust window that only a stop of the process explains.
     pub late_starts: u64,
     /// How often each kind of fault began.
@@ -60,10 +68,13 @@ impl Figures {
             .submits
             .iter()
             .filter(|submit| matches!(submit.answer, Answer::Accepted { replay: false, .. }));
-        let effects = history
-            .changes
-            .iter()
-            .filter(|change| matches!(change.row, Row::Effect { .. }));
+        let effects = history.changes.iter().fold(0, |count, change| match change.row {
+            // It holds all that there are.
+            Row::Baseline => 0,
+            Row::Effect { .. } => count + 1,
+            _ => count,
+        });
+        let (refused_writes, ended_elsewhere) = refused_writes(history);
         let windows = windows(history);
         let mut faults_by_kind = BTreeMap::new();
         for window in &windows {
@@ -76,14 +87,18 @@ impl Figures {
             quiet_gap,
             other_gap,
             tasks: accepted.count() as u64,
-            effects: effects.count() as u64,
+            effects,
             lost: count("lost") + count("vanished"),
+            lost_declared: 0,
             doubled: count("doubled"),
             stale: count("stale"),
             reordered: count("reordered"),
-            refused_writes: history.end.refused_writes,
+            refused_writes,
+            ended_elsewhere,
+            refused_claims: history.end.refused_claims,
             takeovers: takeovers(history),
             unknown_commits: history.end.unknown_commits,
+            unknown_outcomes: history.end.unknown_outcomes,
             late_starts: late_starts(history).0.len() as u64,
             gaps: gaps(history)
                 .into_iter()
@@ -98,12 +113,16 @@ impl Figures {
         self.tasks += other.tasks;
         self.effects += other.effects;
         self.lost += other.lost;
+        self.lost_declared += other.lost_declared;
         self.doubled += other.doubled;
         self.stale += other.stale;
         self.reordered += other.reordered;
         self.refused_writes += other.refused_writes;
+        self.ended_elsewhere += other.ended_elsewhere;
+        self.refused_claims += other.refused_claims;
         self.takeovers += other.takeovers;
         self.unknown_commits += other.unknown_commits;
+        self.unknown_outcomes += other.unknown_outcomes;
         self.late_starts += other.late_starts;
         for (kind, count) in other.faults_by_kind {
             *self.faults_by_kind.entry(kind).or_default() += count;
@@ -116,7 +135,7 @@ impl Figures {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::Build;
+    use super::super::build::{Build, effect};
     use super::*;
 
     #[test]
@@ -137,6 +156,9 @@ mod tests {
         assert_eq!(figures.faults_by_kind, [("N1".to_owned(), 1)].into());
         assert_eq!(figures.gaps.len(), 1);
         assert!(figures.gaps[0].0 == "N1" && figures.gaps[0].1 > 0);
+        // A failover that kept one of two effects.
+        build.commit([Row::Baseline, effect(&claim)]);
+        assert_eq!(Figures::of(&build.history, &[]).effects, 1);
         figures.add(figures.clone());
         assert_eq!((figures.tasks, figures.gaps.len()), (4, 2));
     }

@@ -2,16 +2,22 @@
 //!
 //! **Promise.** All requests with one key, kind and idempotency key that are answered 2xx name one task, and one of them at most made it. Another
 //! body under the same idempotency key is refused as such. A request without an answer changes nothing in this: its repetition
-//! names the task that it may have made.
+//! names the task that it may have made. So no task is there that no request can have made, whether it has an effect or not.
 //!
-//! **Algorithm.** Groups by (key, kind, idempotency key).
+//! **Algorithm.** Groups by (key, kind, idempotency key). Then one pass over the log for inserted tasks that no answer names:
+//! a key has no more of them than requests without an answer can have made, that is one for each idempotency key that no
+//! answer resolved, and one for each such request without an idempotency key.
 //!
-//! **Excluded.** Which of several bodies was first: any of them may be the task's, but one only.
+//! **Excluded.** Which of several bodies was first: any of them may be the task's, but one only. Tasks that stood at the first
+//! baseline: no request here made them. After a failover only those that are still open there, since what it lost may
+//! rightly be made again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use ringmesh::task::TaskId;
 
 use super::{Checker, Violation};
-use crate::history::{Answer, History, Submit};
+use crate::history::{Answer, History, Row, Submit};
 
 pub(super) struct Idempotency;
 
@@ -29,12 +35,16 @@ impl Checker for Idempotency {
 
     fn check(&self, history: &History) -> Vec<Violation> {
         let mut groups: HashMap<(&str, &str, &str), Vec<&Submit>> = HashMap::new();
+        // How many tasks that no answer names can have been made, by key.
+        let mut unnamed: HashMap<&str, usize> = HashMap::new();
         for submit in &history.submits {
             if let Some(name) = &submit.idempotency_key {
                 groups
                     .entry((&submit.key, &submit.kind, name))
                     .or_default()
                     .push(submit);
+            } else if is_unknown(submit) {
+                *unnamed.entry(&submit.key).or_default() += 1;
             }
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
@@ -44,8 +54,65 @@ impl Checker for Idempotency {
             if submits.len() > 1 {
                 group(key, name, &submits, &mut found);
             }
+            let resolved = submits
+                .iter()
+                .any(|submit| matches!(submit.answer, Answer::Accepted { .. }));
+            if !resolved && submits.iter().any(|submit| is_unknown(submit)) {
+                *unnamed.entry(key).or_default() += 1;
+            }
         }
+        doubled(history, &unnamed, &mut found);
         found
+    }
+}
+
+fn is_unknown(submit: &Submit) -> bool {
+    matches!(submit.answer, Answer::Unknown { .. })
+}
+
+/// Tasks of the log that no answer names, where there are more of them than can have been made.
+fn doubled(history: &History, unnamed: &HashMap<&str, usize>, found: &mut Vec<Violation>) {
+    let named: HashSet<TaskId> = history
+        .submits
+        .iter()
+        .filter_map(|submit| match submit.answer {
+            Answer::Accepted { id, .. } => Some(id),
+            Answer::Refused { .. } | Answer::Unknown { .. } => None,
+        })
+        .collect();
+    let mut strays: BTreeMap<&str, BTreeSet<TaskId>> = BTreeMap::new();
+    let mut before: HashSet<TaskId> = HashSet::new();
+    let mut baseline = 0;
+    for change in &history.changes {
+        match &change.row {
+            Row::Baseline => {
+                baseline = change.transaction;
+                before = std::mem::take(&mut strays).into_values().flatten().collect();
+            }
+            Row::Task { id, key, attempt, .. } if !named.contains(id) => {
+                // A row that was never claimed is one that was inserted; a baseline only says which are left.
+                let made = match change.transaction == baseline {
+                    true => before.contains(id),
+                    false => *attempt == 0,
+                };
+                if made {
+                    strays.entry(&**key).or_default().insert(*id);
+                }
+            }
+            _ => {}
+        }
+    }
+    for (key, tasks) in strays {
+        let most = unnamed.get(key).copied().unwrap_or(0);
+        if tasks.len() > most {
+            let count = tasks.len();
+            let text = format!(
+                "{count} tasks of key {key} are named by no answer, and requests without one can have made {most}"
+            );
+            let mut violation = Violation::new("doubled", text);
+            violation.rows = tasks.iter().map(TaskId::to_string).collect();
+            found.push(violation);
+        }
     }
 }
 
@@ -91,7 +158,7 @@ fn group(key: &str, name: &str, submits: &[&Submit], found: &mut Vec<Violation>)
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::{Build, id};
+    use super::super::build::{Build, id, task};
     use super::*;
 
     fn accepted(number: i64, replay: bool) -> Answer {
@@ -136,6 +203,52 @@ mod tests {
     fn two_tasks_are_seen() {
         asked(vec![(accepted(1, false), 1), (accepted(2, true), 1)]).fails(&Idempotency, "two tasks");
         asked(vec![(accepted(1, false), 1), (accepted(1, false), 1)]).fails(&Idempotency, "two tasks");
+    }
+
+    /// A request without an answer that made a task, and then its repetition, which is told of that task or of a second one.
+    fn repeated(second: bool) -> Build {
+        let mut build = Build::mesh();
+        let sent = build.now;
+        build.commit([task(id("a", 1), "a")]);
+        let unknown = Answer::Unknown { why: "reset".into() };
+        build.request("a", 1, sent, unknown).idempotency_key = Some("k".into());
+        let sent = build.now;
+        if second {
+            build.commit([task(id("a", 2), "a")]);
+        }
+        let answer = accepted(if second { 2 } else { 1 }, !second);
+        build.request("a", 1, sent, answer).idempotency_key = Some("k".into());
+        build
+    }
+
+    #[test]
+    fn a_repetition_that_names_the_first_task_passes() {
+        let mut build = repeated(false);
+        // One more under a key that nothing resolved, and one without a key.
+        for (number, name) in [(3, Some("l".into())), (4, None)] {
+            build.commit([task(id("a", number), "a")]);
+            let sent = build.now;
+            let unknown = Answer::Unknown { why: "reset".into() };
+            build.request("a", number, sent, unknown).idempotency_key = name;
+        }
+        build.passes(&Idempotency);
+        // Each of them again: a failure, then a failover.
+        build.commit([task(id("a", 3), "a")]);
+        build.commit([Row::Baseline, task(id("a", 4), "a"), task(id("b", 9), "b")]);
+        build.passes(&Idempotency);
+    }
+
+    #[test]
+    fn a_second_task_of_a_repetition_is_doubled_without_any_effect() {
+        let found = repeated(true).fails(&Idempotency, "doubled");
+        assert_eq!(found.rows, [id("a", 1).to_string()]);
+    }
+
+    #[test]
+    fn a_task_of_a_refused_request_is_doubled() {
+        let mut build = asked(vec![(refused(503), 1)]);
+        build.commit([task(id("a", 1), "a")]);
+        build.fails(&Idempotency, "doubled");
     }
 
     #[test]

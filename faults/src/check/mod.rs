@@ -28,6 +28,7 @@ mod views;
 mod windows;
 
 pub use figures::Figures;
+pub(crate) use gap::KILL;
 pub use vacuity::{Requirements, lacks};
 
 use crate::history::History;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use super::views;
 use super::windows::{aftermath, windows};
-use crate::history::{Answer, History, Row};
+use crate::history::{Answer, History, Row, State};
 
 /// What a run must show.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,7 +29,7 @@ const FINE_PERCENT: usize = 90;
 /// What a run did not show; not empty: it is invalid.
 pub fn lacks(history: &History, required: Requirements) -> Vec<String> {
     let mut lacks = Vec::new();
-    if required.refused_writes && history.end.refused_writes == 0 {
+    if required.refused_writes && refused_writes(history).0 == 0 {
         lacks.push("no write was refused by a fence".to_owned());
     }
     if required.takeovers && takeovers(history) == 0 {
@@ -65,6 +65,28 @@ pub fn lacks(history: &History, required: Requirements) -> Vec<String> {
     lacks
 }
 
+/// How many writes a fence refused, at least, and how many were refused since the task had ended elsewhere, at most.
+///
+/// Nodes log both alike. But the end of a claimed task that is not its run's is a cancel, and one cancel refuses at most one
+/// write.
+pub(super) fn refused_writes(history: &History) -> (u64, u64) {
+    let (mut cancels, mut baseline) = (0, 0);
+    for change in &history.changes {
+        match &change.row {
+            Row::Baseline => baseline = change.transaction,
+            Row::Finished {
+                state: State::Cancelled,
+                epoch: Some(_),
+                ..
+            } if change.transaction != baseline => cancels += 1,
+            _ => {}
+        }
+    }
+    let all = history.end.refused_writes;
+    let elsewhere = all.min(cancels);
+    (all - elsewhere, elsewhere)
+}
+
 /// How many slots went on from an owner that was declared dead.
 pub(super) fn takeovers(history: &History) -> u64 {
     let mut fenced: HashMap<i64, bool> = HashMap::new();
@@ -98,7 +120,7 @@ pub(super) fn takeovers(history: &History) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::{Build, S};
+    use super::super::build::{Build, S, finished};
     use super::*;
     use crate::history::View;
 
@@ -151,6 +173,19 @@ mod tests {
                 .collect();
             assert_eq!(lacks(&build.history, Requirements::default()).len(), lacking);
         }
+    }
+
+    #[test]
+    fn a_write_that_a_cancel_may_have_refused_is_none_of_a_fence() {
+        let mut build = eventful();
+        let claim = build.submit("b", 2);
+        build.commit([finished(&claim, State::Cancelled)]);
+        assert_eq!(refused_writes(&build.history), (0, 1));
+        assert_eq!(lacks(&build.history, ALL).len(), 1);
+        build.history.end.refused_writes = 3;
+        assert_eq!(refused_writes(&build.history), (2, 1));
+        build.history.end.refused_claims = 9;
+        assert_eq!(refused_writes(&build.history), (2, 1));
     }
 
     #[test]

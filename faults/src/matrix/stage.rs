@@ -374,11 +374,9 @@ impl Stage {
         submits.sort_by_key(|submit| submit.sent);
         self.db.close().await;
         let mut history = self.observer.end(submits, self.moments, terms).await?;
-        let unknown = history
-            .submits
-            .iter()
-            .filter(|submit| workload::is_unknown_commit(submit));
-        history.end.unknown_commits = unknown.count() as u64;
+        // Fail points lose the replies, so only nodes know of them.
+        history.end.unknown_outcomes = workload::unknown_outcomes(&history.submits);
+        history.end.unknown_commits = history.end.unknown_outcomes;
         Ok((history, self.lab, self.timeline))
     }
 }

@@ -9,7 +9,8 @@ use ringmesh::task::TaskId;
 use tokio::time::{Instant, sleep};
 
 use super::Node;
-use crate::history::{Answer, End, Event, Submit, What};
+use crate::history::{End, Event, What};
+use crate::workload::note::CLAIMED_NOTHING;
 
 /// As many answers of each node are kept.
 const ANSWERS: usize = 5;
@@ -45,11 +46,17 @@ pub(super) async fn look(
     nodes: &[Node],
     at_start: &HashMap<String, (u32, Held)>,
     events: &[Event],
-    submits: &[Submit],
 ) -> Result<End> {
     let http = ringmesh::tls::http_client()
         .timeout(Duration::from_secs(2))
         .build()?;
+    let refused = |claims: bool| {
+        let rows = events.iter().map(|event| match &event.what {
+            What::Refused { rows, what } if what.starts_with(CLAIMED_NOTHING) == claims => *rows,
+            _ => 0,
+        });
+        rows.sum::<u64>()
+    };
     let mut end = End {
         open: tasks(db, OPEN).await?,
         orphans: tasks(db, ORPHANS).await?,
@@ -58,17 +65,8 @@ pub(super) async fn look(
         stray_locks: settled(db, STRAY_LOCKS).await?,
         live: number(db, LIVE).await?.unsigned_abs(),
         dead_rows: dead_rows(db).await?,
-        refused_writes: events
-            .iter()
-            .map(|event| match event.what {
-                What::Refused { rows, .. } => rows,
-                _ => 0,
-            })
-            .sum(),
-        unknown_commits: submits
-            .iter()
-            .filter(|submit| matches!(submit.answer, Answer::Unknown { .. }))
-            .count() as u64,
+        refused_writes: refused(false),
+        refused_claims: refused(true),
         ..End::default()
     };
     for node in nodes {

@@ -182,7 +182,7 @@ impl Observer {
         let changes = self.stream.await?.context("the record has a hole")?;
         drop_slot(&self.db).await?;
         let events = events::read(&self.events_dir)?;
-        let end = ending::look(&self.db, &self.nodes, &self.at_start, &events, &submits).await?;
+        let end = ending::look(&self.db, &self.nodes, &self.at_start, &events).await?;
         self.db.close().await;
         Ok(History {
             changes,

@@ -3,6 +3,12 @@
 //! A task that runs as it should is written five times: inserted, claimed, deleted, archived, and its effect. Three of these are
 //! kept (96 bytes each, its key shared with others of the same key). A claim that changes neither failures nor crashes says
 //! nothing that the end does not say; a delete says something only if there is no end in the same transaction.
+//!
+//! What each claim says of its fence is looked at while reading, and kept only if it is wrong. An update shows the new row
+//! alone (the key of an open task is its identity, and never changes), so the claims that stand are remembered: as many as
+//! nodes hold. A claim sets an epoch or raises the attempt, and must stand under the epoch that its slot has now; a retry, a
+//! snooze or a give-back clears the epoch, which must have been the slot's. Whatever leaves both as they are (a hold, a time
+//! that has come) may find a claim of a former owner, and says nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -63,6 +69,7 @@ impl Table {
                 "failures",
                 "crashes",
                 "max_attempts",
+                "epoch",
             ],
             Table::Finished => &[
                 "slot", "id", "state", "epoch", "attempt", "failures", "crashes", "error",
@@ -87,6 +94,12 @@ pub(super) struct Rows {
     texts: HashSet<Arc<str>>,
     /// Open tasks with failures or crashes, and how many.
     harmed: HashMap<TaskId, (i32, i32)>,
+    /// The epoch of each slot.
+    epochs: HashMap<u16, i64>,
+    /// Open tasks that are claimed: under which epoch, and as which attempt.
+    claimed: HashMap<TaskId, (i64, i32)>,
+    /// Tasks that the transaction inserted or changed: epoch and attempt from now on.
+    claims: Vec<(TaskId, Option<i64>, i32)>,
     /// The rows of the transaction that is being read.
     rows: Vec<Row>,
     /// Tasks that it deleted.
@@ -98,6 +111,7 @@ impl Rows {
     pub(super) fn begin(&mut self) {
         self.rows.clear();
         self.gone.clear();
+        self.claims.clear();
     }
 
     /// A transaction is whole.
@@ -114,6 +128,7 @@ impl Rows {
             let gone = self.gone.drain(..).filter(|id| !ended.contains(id));
             self.rows.extend(gone.map(|id| Row::TaskGone { id }));
         }
+        self.judge_claims();
         for row in &self.rows {
             match row {
                 Row::Task {
@@ -124,8 +139,12 @@ impl Rows {
                 } if (*failures, *crashes) != (0, 0) => {
                     self.harmed.insert(*id, (*failures, *crashes));
                 }
-                Row::Task { id, .. } | Row::Finished { id, .. } | Row::TaskGone { id } => {
+                Row::Task { id, .. } => {
                     self.harmed.remove(id);
+                }
+                Row::Finished { id, .. } | Row::TaskGone { id } => {
+                    self.harmed.remove(id);
+                    self.claimed.remove(id);
                 }
                 _ => {}
             }
@@ -133,21 +152,73 @@ impl Rows {
         self.rows.drain(..)
     }
 
+    /// Adds a row for each claim, and each return of one, that is not of its slot's epoch; and remembers what stands.
+    fn judge_claims(&mut self) {
+        let mut baseline = false;
+        for row in &self.rows {
+            match row {
+                Row::Baseline => baseline = true,
+                Row::Slot { slot, epoch, .. } => {
+                    if let Ok(slot) = u16::try_from(*slot) {
+                        self.epochs.insert(slot, *epoch);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (task, epoch, attempt) in self.claims.drain(..) {
+            let before = match epoch {
+                Some(epoch) => self.claimed.insert(task, (epoch, attempt)),
+                None => self.claimed.remove(&task),
+            };
+            let under = match (before, epoch) {
+                (before, Some(epoch)) if before != Some((epoch, attempt)) => epoch,
+                (Some((epoch, _)), None) => epoch,
+                _ => continue,
+            };
+            // Those that stand in a baseline may be of former owners.
+            let now = self.epochs.get(&task.slot.get()).copied();
+            if let Some(slot_epoch) = now.filter(|now| *now != under && !baseline) {
+                self.rows.push(Row::Stale {
+                    task,
+                    epoch: under,
+                    slot_epoch,
+                });
+            }
+        }
+    }
+
     /// A baseline begins: all but the texts is forgotten.
     pub(super) fn begin_baseline(&mut self) {
         self.begin();
         self.known.clear();
         self.harmed.clear();
+        self.epochs.clear();
+        self.claimed.clear();
         self.rows.push(Row::Baseline);
     }
 
-    /// A row of the baseline.
+    /// A row of the baseline, or a new one.
     ///
     /// # Errors
     /// It is none of this table.
     pub(super) fn standing(&mut self, table: Table, values: &[Value<'_>]) -> Result<()> {
         let row = self.row(table, values)?;
         self.rows.push(row);
+        if table == Table::Task {
+            self.note_claim(values)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps for the end of the transaction who holds a task now.
+    fn note_claim(&mut self, values: &[Value<'_>]) -> Result<()> {
+        let (epoch, attempt) = (optional(values[7])?, small(values[3])?);
+        let id = task_id(values[0], values[1])?;
+        // One that was never claimed has nothing to say.
+        if epoch.is_some() || attempt > 0 {
+            self.claims.push((id, epoch, attempt));
+        }
         Ok(())
     }
 
@@ -160,8 +231,7 @@ impl Rows {
             Message::Relation(relation) => self.relation(&relation)?,
             Message::Insert { relation, new } => {
                 let (table, values) = self.values(relation, &new)?;
-                let row = self.row(table, &values)?;
-                self.rows.push(row);
+                self.standing(table, &values)?;
             }
             Message::Update { relation, old, new } => {
                 let (table, values) = self.values(relation, &new)?;
@@ -176,6 +246,7 @@ impl Rows {
                             let (_, key) = self.values(relation, &old)?;
                             self.gone.push(task_id(key[0], key[1])?);
                         }
+                        self.note_claim(&values)?;
                         self.changed_task(&values)?;
                     }
                     // A renewal changes the lease's key: the old one comes too, and says nothing.
@@ -433,9 +504,9 @@ mod tests {
             .collect()
     }
 
-    const OPEN: [&str; 7] = ["3", "8", "a", "0", "0", "0", "10"];
-    const CLAIMED: [&str; 7] = ["3", "8", "a", "1", "0", "0", "10"];
-    const FAILED: [&str; 7] = ["3", "8", "a", "1", "1", "0", "10"];
+    const OPEN: [&str; 8] = ["3", "8", "a", "0", "0", "0", "10", ""];
+    const CLAIMED: [&str; 8] = ["3", "8", "a", "1", "0", "0", "10", "5"];
+    const FAILED: [&str; 8] = ["3", "8", "a", "1", "1", "0", "10", ""];
     const DONE: [&str; 8] = ["3", "8", "succeeded", "5", "1", "0", "0", ""];
     const EFFECT: [&str; 7] = ["3-8", "a", "1", "3", "5", "1", "n1"];
 
@@ -537,6 +608,68 @@ mod tests {
             renewals,
         };
         assert_eq!(rows.commit().collect::<Vec<_>>(), [lease(0), lease(1)]);
+    }
+
+    /// A task of slot 3 with this epoch and attempt.
+    fn held<'a>(epoch: &'a str, attempt: &'a str) -> Message<'a> {
+        update(Table::Task, &["3", "8", "a", attempt, "0", "0", "10", epoch])
+    }
+
+    /// A task that was claimed under epoch 5 of slot 3, which has been at epoch 6 since.
+    fn left() -> Rows {
+        let mut rows = announced();
+        committed(&mut rows, [update(Table::Slot, &["3", "7", "5"])]);
+        assert_eq!(committed(&mut rows, [insert(Table::Task, &OPEN)]), ["Task"]);
+        let nothing = Vec::<String>::new();
+        assert_eq!(committed(&mut rows, [held("5", "1")]), nothing, "a claim");
+        assert_eq!(committed(&mut rows, [held("", "1")]), nothing, "its return");
+        assert_eq!(committed(&mut rows, [held("5", "2")]), nothing, "another claim");
+        committed(&mut rows, [update(Table::Slot, &["3", "8", "6"])]);
+        rows
+    }
+
+    #[test]
+    fn what_the_present_owner_does_with_a_former_ones_claim_is_not_told() {
+        for changes in [
+            vec![held("5", "2"), held("6", "3")],
+            vec![held("6", "3"), held("", "3")],
+        ] {
+            let mut rows = left();
+            for change in changes {
+                assert_eq!(committed(&mut rows, [change]), Vec::<String>::new());
+            }
+        }
+        // Nor what stands in a baseline.
+        let mut rows = left();
+        rows.begin_baseline();
+        rows.standing(Table::Slot, &["3", "8", "6"].map(Value::Text))
+            .unwrap();
+        rows.standing(Table::Task, &CLAIMED.map(Value::Text)).unwrap();
+        assert_eq!(rows.commit().count(), 3);
+    }
+
+    #[test]
+    fn claims_and_returns_under_an_epoch_that_is_not_the_slots_are_told() {
+        // A claim under the former epoch, one under none that was ever granted, and the return of one that is over.
+        for (change, epoch) in [(held("5", "3"), 5), (held("7", "3"), 7), (held("", "2"), 5)] {
+            let mut rows = left();
+            rows.begin();
+            rows.message(change).unwrap();
+            let stale = Row::Stale {
+                task: "3-8".parse().unwrap(),
+                epoch,
+                slot_epoch: 6,
+            };
+            assert_eq!(rows.commit().collect::<Vec<_>>(), [stale]);
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_broken_off_is_forgotten() {
+        let mut rows = left();
+        rows.begin();
+        rows.message(held("5", "3")).unwrap();
+        assert_eq!(committed(&mut rows, [held("5", "2")]), Vec::<String>::new());
     }
 
     #[test]

@@ -20,17 +20,17 @@ pub struct Figures {
     pub faults: u64,
     /// Accepted tasks.
     pub tasks: u64,
-    /// Committed effects.
+    /// Committed effects, without those that a failover took back.
     pub effects: u64,
     /// Accepted tasks that have no end.
     pub lost: u64,
-    /// Tasks with more than one effect.
+    /// Tasks with more than one effect, and keys with more tasks than were asked for.
     pub doubled: u64,
     /// Effects under another epoch than that of their slot.
     pub stale: u64,
     /// Effects of one key in another order than that of their submits.
     pub reordered: u64,
-    /// Writes that a fence refused.
+    /// Writes that a fence refused, at least.
     pub refused_writes: u64,
     /// Slots that went on from an owner that had been declared dead.
     pub takeovers: u64,
@@ -44,6 +44,14 @@ pub struct Figures {
     pub gap_ms_max_kill: Option<f64>,
     /// The longest of the latter.
     pub gap_ms_max_pause: Option<f64>,
+    /// Accepted tasks that have no end, where the product declares that it may lose them: in asynchronous failovers.
+    pub lost_declared: u64,
+    /// Writes that were refused since their task had ended elsewhere, at most.
+    pub ended_elsewhere: u64,
+    /// Claims that found a slot not theirs, or shut for them.
+    pub refused_claims: u64,
+    /// Submits that nodes answered as unknown, whatever lost the reply to their commits.
+    pub unknown_outcomes: u64,
     /// All other violations.
     pub other_violations: u64,
     /// Starts outside of a trust window that only a stop of the process explains; what they wrote was refused.
@@ -140,17 +148,29 @@ impl Figures {
         self.sum_up()
     }
 
+    /// The same, with all losses as the product declares them.
+    #[must_use]
+    pub fn losses_declared(mut self) -> Figures {
+        let counted = &mut self.raw.counted;
+        counted.lost_declared += std::mem::take(&mut counted.lost);
+        self.sum_up()
+    }
+
     fn sum_up(mut self) -> Figures {
         let counted = &self.raw.counted;
         self.faults = counted.faults;
         self.effects = counted.effects;
         self.lost = counted.lost;
+        self.lost_declared = counted.lost_declared;
         self.doubled = counted.doubled;
         self.stale = counted.stale;
         self.reordered = counted.reordered;
         self.refused_writes = counted.refused_writes;
+        self.ended_elsewhere = counted.ended_elsewhere;
+        self.refused_claims = counted.refused_claims;
         self.takeovers = counted.takeovers;
         self.unknown_commits = counted.unknown_commits;
+        self.unknown_outcomes = counted.unknown_outcomes;
         self.late_starts = counted.late_starts;
         self.faults_by_kind.clone_from(&counted.faults_by_kind);
         let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -227,6 +247,26 @@ mod tests {
         assert_eq!(quantile(&mut values, 0.99), Some(198.0));
         assert_eq!(quantile(&mut values, 1.0), Some(200.0));
         assert_eq!(quantile(&mut [], 0.99), None);
+    }
+
+    #[test]
+    fn declared_losses_are_counted_apart_also_in_sums() {
+        let lossy = |lost| {
+            let counted = check::Figures {
+                lost,
+                ..check::Figures::default()
+            };
+            let raw = Raw {
+                counted,
+                ..Raw::default()
+            };
+            Figures {
+                raw,
+                ..Figures::default()
+            }
+        };
+        let sum = lossy(3).losses_declared().and(&lossy(2));
+        assert_eq!((sum.lost, sum.lost_declared), (2, 3));
     }
 
     #[test]

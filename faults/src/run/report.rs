@@ -168,7 +168,8 @@ pub fn table(outcomes: &[Outcome], sum: &Figures) -> Table {
     table
 }
 
-/// For how long slots stood still that a fault hit, a row for each kind of fault, and then all others.
+/// For how long slots stood still that a fault hit, a row for each kind of fault, then what is promised of kills, and then all
+/// others.
 pub fn gaps(sum: &Figures) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -184,6 +185,12 @@ pub fn gaps(sum: &Figures) -> Table {
         }
         table.add_row(row);
     }
+    if let Some(p99) = sum.gap_ms_p99_kill {
+        let most = check::KILL as f64 / 1000.0;
+        let kept = if p99 <= most { "kept" } else { "NOT kept" };
+        let promise = format!("promised of kills: p99 of {most:.0} ms, {kept}");
+        table.add_row([promise.as_str(), "", "", "", &format!("{p99:.0}"), ""]);
+    }
     if let (Some(quiet), Some(others)) = (sum.quiet_gap_ms_p999, sum.other_gap_ms_max) {
         table.add_row([
             "slots of others under kills and pauses".to_owned(),
@@ -196,6 +203,9 @@ pub fn gaps(sum: &Figures) -> Table {
     }
     table
 }
+
+/// Where in a row the lost tasks stand.
+const LOST: usize = 6;
 
 fn row(head: [String; 3], figures: &Figures, result: &str) -> Vec<String> {
     let ms = |gap: Option<f64>| gap.map_or("-".to_owned(), |gap| format!("{gap:.0}"));
@@ -216,6 +226,9 @@ fn row(head: [String; 3], figures: &Figures, result: &str) -> Vec<String> {
         ]
         .map(|count| count.to_string()),
     );
+    if figures.lost_declared > 0 {
+        row[LOST] += &format!(" (+{} declared)", figures.lost_declared);
+    }
     row.extend(
         [
             figures.gap_ms_p99_kill,

@@ -265,7 +265,7 @@ impl Started {
         self.say("the end");
 
         progress.phase(&self.job, "checks", None);
-        let lost_replies = lab.proxied().lost_commits;
+        let lost_commits = lab.proxied().lost_commits;
         let ns = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         let terms = Terms {
             ttl: ns(lab.ttl()),
@@ -273,17 +273,15 @@ impl Started {
             tick: ns(TICK),
         };
         let mut history = self.observer.end(submits, self.moments, terms).await?;
-        // What proxies kept back, and what nodes said themselves; a request without an answer need not have reached a commit.
-        let said = history
-            .submits
-            .iter()
-            .filter(|submit| workload::is_unknown_commit(submit));
-        history.end.unknown_commits = lost_replies + said.count() as u64;
+        // One lost reply is both a commit that a proxy kept back and, if it was a submit's, an answer that says so.
+        history.end.unknown_commits = lost_commits;
+        history.end.unknown_outcomes = workload::unknown_outcomes(&history.submits);
         let looks = self.looks.await.context("the minutes were not measured")?;
         let minutes = ageing::minutes(&looks, &history);
         let history = Arc::new(history);
         let checked = history.clone();
-        let (mut violations, figures) = tokio::task::spawn_blocking(move || checked_all(&checked)).await?;
+        let (mut violations, mut figures) =
+            tokio::task::spawn_blocking(move || checked_all(&checked)).await?;
         let mut invalid = self.invalid;
         invalid.extend(calm::disturbances(&history));
         let scenario = &self.job.scenario;
@@ -294,6 +292,7 @@ impl Started {
         let mut tolerated = Vec::new();
         if scenario.may_lose {
             (tolerated, violations) = violations.into_iter().partition(|(checker, _)| *checker == "I1");
+            figures = figures.losses_declared();
         }
         violations.extend(self.seen);
         let other = |kind| move |text| (kind, Violation::new(kind, text));

@@ -84,9 +84,13 @@ pub fn of_all_kinds() -> Vec<Box<dyn Workload>> {
     ]
 }
 
-/// Whether a node said that it does not know what came of its commit.
-pub fn is_unknown_commit(submit: &Submit) -> bool {
-    matches!(&submit.answer, Answer::Unknown { why } if why.contains("outcome_unknown"))
+/// To how many submits a node said that it does not know what came of its commit. A request without an answer need not have
+/// reached a commit.
+pub fn unknown_outcomes(submits: &[Submit]) -> u64 {
+    let unknown = submits.iter().filter(
+        |submit| matches!(&submit.answer, Answer::Unknown { why } if why.contains("outcome_unknown")),
+    );
+    unknown.count() as u64
 }
 
 /// Whom the clients of a workload ask.

@@ -108,11 +108,13 @@ pub struct FromLog;
 const RENEWED: &str = "renewed the lease";
 /// How it logs that placement is computed from something else.
 const RING: &str = "the ring changed";
+/// How it logs a claim that found a slot not its own, or shut.
+pub const CLAIMED_NOTHING: &str = "claimed nothing";
 /// How it logs writes that were refused.
 const REFUSED: [&str; 3] = [
     "the commit of a run was refused",
     "writes were refused",
-    "claimed nothing",
+    CLAIMED_NOTHING,
 ];
 
 impl<S: tracing::Subscriber> layer::Layer<S> for FromLog {
