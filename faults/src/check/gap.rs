@@ -3,7 +3,7 @@
 //! **Promise** (P6, P7). While a slot has something to do, the time from one end of a task to the next is bounded:
 //!
 //! - of slots whose owner dies, is frozen or is cut off: a TTL, two ticks (the fencing, the claim) and a second from the
-//!   beginning of the fault; where it leaves nobody to take over (Postgres, all nodes), as long from its healing, or from the
+//!   beginning of the fault, or in all if a task ended its process; where it leaves nobody to take over (Postgres, all nodes), as long from its healing, or from the
 //!   promotion of a standby;
 //! - of all others: twice the p99.9 before the first fault, and a second at least, since a machine has hiccups of its own.
 //!
@@ -64,7 +64,7 @@ impl Checker for Gap {
 
     fn check(&self, history: &History) -> Vec<Violation> {
         let terms = history.terms;
-        let most = (terms.ttl + 2 * terms.tick) / 1000 + GRACE;
+        let most_of_dead = (terms.ttl + 2 * terms.tick) / 1000 + GRACE;
         let windows = windows(history);
         if windows.iter().any(shifts_time) {
             return Vec::new();
@@ -72,17 +72,18 @@ impl Checker for Gap {
         let waits = waits(history);
         let mut found: Vec<Violation> = hits(&windows, &waits)
             .into_iter()
-            .filter(|hit| hit.gap > most && BOUNDED.contains(&hit.fault))
+            .filter(|hit| hit.gap > most_of_dead && BOUNDED.contains(&hit.fault))
             .map(|hit| {
                 let (slot, fault, ms) = (hit.slot, hit.fault, hit.gap / 1000);
                 let text = format!(
                     "slot {slot} stood still for {ms} ms under {fault}, {} at most",
-                    most / 1000
+                    most_of_dead / 1000
                 );
                 Violation::new("gap", text)
             })
             .collect();
         let most = HICCUP.max(2 * quiet(&windows, &waits));
+        let deaths = deaths(history);
         let after = aftermath(history) / 1000;
         for wait in &waits {
             let concerned = windows.iter().any(|window| {
@@ -90,6 +91,11 @@ impl Checker for Gap {
                 // Other faults than of single nodes concern all, in some way.
                 (hit || !(window.is_kill() || window.is_pause())) && overlaps(window, wait, after)
             });
+            let died = wait.owner.and_then(|owner| deaths.get(&owner));
+            let most = match died {
+                Some(died) if (wait.from..=wait.to).contains(died) => most_of_dead.max(most),
+                _ => most,
+            };
             if !concerned && wait.to - wait.from > most {
                 let ms = (wait.to - wait.from) / 1000;
                 let text = format!(
@@ -101,6 +107,19 @@ impl Checker for Gap {
         }
         found
     }
+}
+
+/// When each life was declared dead, by Postgres' clock.
+fn deaths(history: &History) -> HashMap<i64, i64> {
+    let deaths = history.changes.iter().filter_map(|change| match &change.row {
+        Row::Node {
+            incarnation,
+            fenced: Some(_),
+            ..
+        } => Some((*incarnation, change.committed_at)),
+        _ => None,
+    });
+    deaths.collect()
 }
 
 /// Of slots that no kill and no pause hit: the p99.9 of their gaps before the first fault, and the longest while only kills and pauses hit
@@ -318,6 +337,19 @@ mod tests {
         build.finish(&living);
         build.fails(&Gap, "gap of others");
         assert!(others(&build.history).1 > Some(2_000_000));
+    }
+
+    #[test]
+    fn a_node_that_its_work_ended_is_owed_what_a_killed_one_is() {
+        for (late, kinds) in [(2 * S, 0), (7 * S, 1)] {
+            let mut build = Build::mesh();
+            let claim = build.submit("a", 1);
+            build.fence(1, 1, FencingKind::Noticed, 2);
+            build.grant(0, 2, 2);
+            build.tick(late);
+            build.finish(&claim);
+            assert_eq!(Gap.check(&build.history).len(), kinds);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 
+use super::isolation;
 use super::windows::{aftermath, windows};
 use crate::history::{Answer, History, Row};
 
@@ -20,6 +21,8 @@ pub struct Requirements {
     pub takeovers: bool,
     /// A commit whose reply was lost.
     pub unknown_commits: bool,
+    /// Enough ends before and beside harmful tasks to compare them (I14).
+    pub isolation: bool,
 }
 
 /// So many in a hundred requests outside of faults are fine.
@@ -36,6 +39,9 @@ pub fn lacks(history: &History, required: Requirements) -> Vec<String> {
     }
     if required.unknown_commits && history.end.unknown_commits == 0 {
         lacks.push("no reply to a commit was lost".to_owned());
+    }
+    if required.isolation && !isolation::judges(history) {
+        lacks.push("too few tasks ended before harmful ones, or beside them".to_owned());
     }
     let windows = windows(history);
     let after = aftermath(history);
@@ -101,6 +107,7 @@ mod tests {
         refused_writes: true,
         takeovers: true,
         unknown_commits: true,
+        isolation: false,
     };
 
     fn eventful() -> Build {
@@ -123,6 +130,11 @@ mod tests {
         let mut build = Build::mesh();
         build.done("b", 1);
         assert_eq!(lacks(&build.history, ALL).len(), 3);
+        let isolation = Requirements {
+            isolation: true,
+            ..Requirements::default()
+        };
+        assert_eq!(lacks(&build.history, isolation).len(), 1);
         assert_eq!(
             lacks(&build.history, Requirements::default()),
             Vec::<String>::new()
