@@ -26,6 +26,7 @@ mod vacuity;
 mod views;
 mod windows;
 
+pub(crate) use ending::known;
 pub use figures::Figures;
 pub use vacuity::{Requirements, lacks};
 
