@@ -359,6 +359,14 @@ fn written() -> Vec<Scenario> {
             ..USUAL
         },
         Scenario {
+            name: "black-hole-long",
+            what: "connections to Postgres stand still for a quarter of an hour, and what they held arrives then",
+            faults: vec!["black-hole"],
+            rhythm: Rhythm::Beneath(Duration::ZERO, Duration::ZERO),
+            seconds: 900,
+            ..USUAL
+        },
+        Scenario {
             name: "failover-at-work",
             what: "a standby is promoted while tasks of up to five leases run",
             workloads: &["W4"],
