@@ -7,14 +7,14 @@
 //! **Algorithm.** Both compare what was looked up after the drain with zero, or with a limit.
 //!
 //! **Limits of I15.** "Within a tenth of the start" alone cannot hold for a process that has just started: connections and caches
-//! come with the first work. So a fixed allowance is added, of 64 files and 64 MiB. Gossip may remember every incarnation
-//! of the run. Dead rows of `slot` and `node`: autovacuum looks once a minute, in which a mesh writes a `node` row for each renewal
+//! come with the first work. So a fixed allowance is added, of 64 files and 64 MiB. Gossip may remember whoever lives, and the dead
+//! of the last minutes. Dead rows of `slot` and `node`: autovacuum looks once a minute, in which a mesh writes a `node` row for each renewal
 //! and moves each slot some times.
 
 use std::collections::HashSet;
 
 use super::{Checker, Violation};
-use crate::history::{History, Row};
+use crate::history::{Change, History, Row};
 
 pub(super) struct Liveness;
 
@@ -66,6 +66,36 @@ pub(super) struct Hygiene;
 const FILES: u64 = 64;
 const MEMORY_KIB: u64 = 64 * 1024;
 const DEAD_ROWS: i64 = 20_000;
+/// For so long a dead node may be remembered, µs: two minutes; one more by whoever heard of it late; and what it takes to notice.
+const REMEMBERED: i64 = 200_000_000;
+
+/// How many lives gossip may know of at a time of Postgres' clock: those that last, and those that ended not long before.
+pub(crate) fn known(changes: &[Change], at: i64) -> u64 {
+    let mut living: HashSet<i64> = HashSet::new();
+    let mut recent = 0;
+    for change in changes.iter().take_while(|change| change.committed_at <= at) {
+        let ended = match &change.row {
+            // After a failover everybody begins anew, and numbers may come again.
+            Row::Baseline => living.drain().count(),
+            Row::Node {
+                incarnation,
+                fenced: None,
+                ..
+            } => {
+                living.insert(*incarnation);
+                0
+            }
+            Row::Node { incarnation, .. } | Row::NodeGone { incarnation } => {
+                usize::from(living.remove(incarnation))
+            }
+            _ => 0,
+        };
+        if at - change.committed_at <= REMEMBERED {
+            recent += ended;
+        }
+    }
+    (living.len() + recent) as u64
+}
 
 impl Checker for Hygiene {
     fn id(&self) -> &'static str {
@@ -102,17 +132,12 @@ impl Checker for Hygiene {
                 }
             }
         }
-        let known: HashSet<i64> = history
-            .changes
-            .iter()
-            .filter_map(|change| match &change.row {
-                Row::Node { incarnation, .. } => Some(*incarnation),
-                _ => None,
-            })
-            .collect();
+        // Postgres' clock may have gone back.
+        let times = history.changes.iter().map(|change| change.committed_at);
+        let known = known(&history.changes, times.max().unwrap_or_default()).max(end.live);
         for (node, remembered) in &end.gossip_nodes {
-            if *remembered > end.live.max(known.len() as u64) {
-                let text = format!("{node} remembers {remembered} nodes, there were {}", known.len());
+            if *remembered > known {
+                let text = format!("{node} remembers {remembered} nodes of {known}");
                 tell("gossip", text);
             }
         }
@@ -127,8 +152,9 @@ impl Checker for Hygiene {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::{Build, id};
+    use super::super::build::{Build, S, id};
     use super::*;
+    use crate::history::FencingKind;
 
     fn good() -> Build {
         let mut build = Build::mesh();
@@ -183,6 +209,13 @@ mod tests {
         build.fails(&Hygiene, "memory");
         let mut build = good();
         build.history.end.gossip_nodes[0].1 = 4;
+        build.fails(&Hygiene, "gossip");
+        // One that starts again is remembered beside what it was, but not for long.
+        build.fence(1, 1, FencingKind::Replaced, 4);
+        build.node(4, 0, None);
+        build.passes(&Hygiene);
+        build.tick(300 * S);
+        build.lease(4, 1);
         build.fails(&Hygiene, "gossip");
         let mut build = good();
         build.history.end.dead_rows.insert("node".into(), 20_001);

@@ -3,8 +3,8 @@
 //! **Promise** (P6, P7). While a slot has something to do, the time from one end of a task to the next is bounded:
 //!
 //! - of slots whose owner is frozen or cut off, and of all after a suspension: a TTL and a second;
-//! - of slots whose owner is killed: half a second, as the p99 over slots and kills. Each single one, also after a SIGTERM: a TTL,
-//!   two ticks (the fencing, the claim) and a second;
+//! - of slots whose owner is killed: half a second, as the p99 over slots and kills. Each single one, also after a SIGTERM or where a
+//!   task ended its process: a TTL, two ticks (the fencing, the claim) and a second;
 //! - after a restart of Postgres: a second more than it was away;
 //! - after a failover: two seconds more than the promotion took;
 //! - of all others: twice the p99.9 before the first fault, and a second at least, since a machine has hiccups of its own.
@@ -89,6 +89,7 @@ impl Checker for Gap {
     }
 
     fn check(&self, history: &History) -> Vec<Violation> {
+        let most_of_dead = bound("N1", history.terms).unwrap_or_default();
         let windows = windows(history);
         if windows.iter().any(shifts_time) {
             return Vec::new();
@@ -116,6 +117,7 @@ impl Checker for Gap {
             }
         }
         let most = HICCUP.max(slack);
+        let deaths = deaths(history);
         let after = aftermath(history) / 1000;
         for wait in &waits {
             let concerned = windows.iter().any(|window| {
@@ -123,6 +125,11 @@ impl Checker for Gap {
                 // Other faults than of single nodes concern all, in some way.
                 (hit || !(window.is_kill() || window.is_pause())) && overlaps(window, wait, after)
             });
+            let died = wait.owner.and_then(|owner| deaths.get(&owner));
+            let most = match died {
+                Some(died) if (wait.from..=wait.to).contains(died) => most_of_dead.max(most),
+                _ => most,
+            };
             if !concerned && wait.to - wait.from > most {
                 let ms = (wait.to - wait.from) / 1000;
                 let text = format!(
@@ -134,6 +141,19 @@ impl Checker for Gap {
         }
         found
     }
+}
+
+/// When each life was declared dead, by Postgres' clock.
+fn deaths(history: &History) -> HashMap<i64, i64> {
+    let deaths = history.changes.iter().filter_map(|change| match &change.row {
+        Row::Node {
+            incarnation,
+            fenced: Some(_),
+            ..
+        } => Some((*incarnation, change.committed_at)),
+        _ => None,
+    });
+    deaths.collect()
 }
 
 /// Of slots that no kill and no pause hit: the p99.9 of their gaps before the first fault, and the longest while only kills and pauses hit
@@ -377,6 +397,19 @@ mod tests {
         build.finish(&living);
         build.fails(&Gap, "gap of others");
         assert!(others(&build.history).1 > Some(2_000_000));
+    }
+
+    #[test]
+    fn a_node_that_its_work_ended_is_owed_what_a_killed_one_is() {
+        for (late, kinds) in [(2 * S, 0), (7 * S, 1)] {
+            let mut build = Build::mesh();
+            let claim = build.submit("a", 1);
+            build.fence(1, 1, FencingKind::Noticed, 2);
+            build.grant(0, 2, 2);
+            build.tick(late);
+            build.finish(&claim);
+            assert_eq!(Gap.check(&build.history).len(), kinds);
+        }
     }
 
     #[test]

@@ -7,8 +7,9 @@
 //! **Algorithm.** From the log: when each task was committed, and when its end was. Tasks of the keys that ever had a harmful task aside;
 //! the rest in two classes, before and after the first harmful one was committed.
 //!
-//! **Excluded.** Runs without harmful tasks, or without a thousand ends before the first. Ends during faults and shortly after, which I7 judges. Below
-//! a quarter of a second nothing is said: on a machine that nodes, server and clients share, that is noise.
+//! **Excluded.** Runs without harmful tasks, or with few ends before the first or after it: [`judges`] tells. Ends during faults and
+//! shortly after, and those of tasks whose slot was taken over from the dead while they waited or less than a TTL before: I7 judges
+//! these. Below a quarter of a second nothing is said: on a machine that nodes, server and clients share, that is noise.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,7 +22,8 @@ use crate::history::{Answer, Expected, History, Row};
 
 pub(super) struct Isolation;
 
-const ENOUGH: usize = 1000;
+/// So many ends of each class, or nothing is said.
+const ENOUGH: usize = 500;
 /// µs.
 const NOISE: i64 = 250_000;
 
@@ -35,56 +37,9 @@ impl Checker for Isolation {
     }
 
     fn check(&self, history: &History) -> Vec<Violation> {
-        let harmful: HashSet<&str> = history
-            .submits
-            .iter()
-            .filter(|submit| submit.expected == Expected::Dead || submit.kind.as_ref() == "harm")
-            .map(|submit| &*submit.key)
-            .collect();
-        if harmful.is_empty() {
+        let Some((before, beside)) = classes(history) else {
             return Vec::new();
-        }
-        let prompt: HashSet<TaskId> = history
-            .submits
-            .iter()
-            .filter(|submit| !submit.scheduled && submit.expected == Expected::Effect)
-            .filter(|submit| !harmful.contains(&*submit.key))
-            .filter_map(|submit| match submit.answer {
-                Answer::Accepted { id, .. } => Some(id),
-                _ => None,
-            })
-            .collect();
-        let windows = windows(history);
-        let after = aftermath(history) / 1000;
-        let mut first: Option<i64> = None;
-        let mut committed: HashMap<TaskId, i64> = HashMap::new();
-        let (mut before, mut beside) = (Vec::new(), Vec::new());
-        for change in &history.changes {
-            match &change.row {
-                Row::Task { id, key, .. } => {
-                    if harmful.contains(&**key) {
-                        first.get_or_insert(change.committed_at);
-                    } else if prompt.contains(id) {
-                        committed.entry(*id).or_insert(change.committed_at);
-                    }
-                }
-                Row::Finished { id, .. } => {
-                    let Some(since) = committed.remove(id) else {
-                        continue;
-                    };
-                    let now = change.committed_at;
-                    if windows.iter().any(|window| window.covers_commit(now, after)) {
-                        continue;
-                    }
-                    let class = if first.is_some() { &mut beside } else { &mut before };
-                    class.push(now - since);
-                }
-                _ => {}
-            }
-        }
-        if before.len() < ENOUGH || beside.len() < ENOUGH {
-            return Vec::new();
-        }
+        };
         let (before, beside) = (percentile(before, 0.99), percentile(beside, 0.99));
         if beside <= NOISE.max(2 * before) {
             return Vec::new();
@@ -98,10 +53,89 @@ impl Checker for Isolation {
     }
 }
 
+/// Whether a run has enough of both classes for anything to be said.
+pub(super) fn judges(history: &History) -> bool {
+    classes(history).is_some()
+}
+
+/// How long tasks of keys without harm took, before the first harmful one and beside such, µs; `None`: of one there are too few.
+fn classes(history: &History) -> Option<(Vec<i64>, Vec<i64>)> {
+    let harmful: HashSet<&str> = history
+        .submits
+        .iter()
+        .filter(|submit| submit.expected == Expected::Dead || submit.kind.as_ref() == "harm")
+        .map(|submit| &*submit.key)
+        .collect();
+    let prompt: HashSet<TaskId> = history
+        .submits
+        .iter()
+        .filter(|submit| !submit.scheduled && submit.expected == Expected::Effect)
+        .filter(|submit| !harmful.contains(&*submit.key))
+        .filter_map(|submit| match submit.answer {
+            Answer::Accepted { id, .. } => Some(id),
+            _ => None,
+        })
+        .collect();
+    let windows = windows(history);
+    let after = aftermath(history) / 1000;
+    let recently = history.terms.ttl / 1000;
+    let mut first: Option<i64> = None;
+    let mut committed: HashMap<TaskId, i64> = HashMap::new();
+    let mut dead: HashSet<i64> = HashSet::new();
+    let mut owners: HashMap<i32, i64> = HashMap::new();
+    let mut taken: HashMap<i32, i64> = HashMap::new();
+    let (mut before, mut beside) = (Vec::new(), Vec::new());
+    for change in &history.changes {
+        let now = change.committed_at;
+        match &change.row {
+            Row::Node {
+                incarnation,
+                fenced: Some(_),
+                ..
+            } => {
+                dead.insert(*incarnation);
+            }
+            Row::Slot {
+                slot,
+                owner: Some(owner),
+                ..
+            } => {
+                let from = owners.insert(*slot, *owner);
+                if from.is_some_and(|from| from != *owner && dead.contains(&from)) {
+                    taken.insert(*slot, now);
+                }
+            }
+            Row::Task { id, key, .. } => {
+                if harmful.contains(&**key) {
+                    first.get_or_insert(now);
+                } else if prompt.contains(id) {
+                    committed.entry(*id).or_insert(now);
+                }
+            }
+            Row::Finished { id, .. } => {
+                let Some(since) = committed.remove(id) else {
+                    continue;
+                };
+                let taken = taken.get(&i32::from(id.slot.get()));
+                if taken.is_some_and(|taken| since - taken <= recently)
+                    || windows.iter().any(|window| window.covers_commit(now, after))
+                {
+                    continue;
+                }
+                let class = if first.is_some() { &mut beside } else { &mut before };
+                class.push(now - since);
+            }
+            _ => {}
+        }
+    }
+    (before.len() >= ENOUGH && beside.len() >= ENOUGH).then_some((before, beside))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::build::{Build, MS};
     use super::*;
+    use crate::history::FencingKind;
 
     fn poisoned(each: i64) -> Build {
         let mut build = Build::mesh();
@@ -128,13 +162,35 @@ mod tests {
         poisoned(300 * MS).fails(&Isolation, "slower");
     }
 
+    /// Tasks of `a` that wait while poison does its work, and perhaps kills their node.
+    fn waiting(killed: bool) -> Build {
+        let mut build = poisoned(MS);
+        let seqs = 10_000..10_020;
+        let claims: Vec<_> = seqs.map(|seq| build.submit("a", seq)).collect();
+        if killed {
+            build.fence(1, 1, FencingKind::Noticed, 2);
+            build.grant(0, 2, 2);
+        }
+        build.tick(400 * MS);
+        claims.iter().for_each(|claim| build.finish(claim));
+        build
+    }
+
+    #[test]
+    fn what_a_takeover_costs_is_for_others_to_judge() {
+        waiting(true).passes(&Isolation);
+        waiting(false).fails(&Isolation, "slower");
+    }
+
     #[test]
     fn without_poison_nothing_is_said() {
         let mut build = poisoned(300 * MS);
+        assert!(judges(&build.history));
         build
             .history
             .submits
             .retain(|submit| submit.expected != Expected::Dead);
+        assert!(!judges(&build.history));
         build.passes(&Isolation);
     }
 }

@@ -27,6 +27,7 @@ mod vacuity;
 mod views;
 mod windows;
 
+pub(crate) use ending::known;
 pub use figures::Figures;
 pub(crate) use gap::KILL;
 pub use vacuity::{Requirements, lacks};

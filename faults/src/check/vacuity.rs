@@ -8,8 +8,8 @@
 
 use std::collections::HashMap;
 
-use super::views;
 use super::windows::{aftermath, windows};
+use super::{isolation, views};
 use crate::history::{Answer, History, Row, State};
 
 /// What a run must show.
@@ -21,6 +21,8 @@ pub struct Requirements {
     pub takeovers: bool,
     /// A commit whose reply was lost.
     pub unknown_commits: bool,
+    /// Enough ends before and beside harmful tasks to compare them (I14).
+    pub isolation: bool,
 }
 
 /// So many in a hundred requests outside of faults are fine.
@@ -40,6 +42,9 @@ pub fn lacks(history: &History, required: Requirements) -> Vec<String> {
     }
     if !history.views.is_empty() && !views::are_judged_at_last(history) {
         lacks.push("after the last fault no views of the mesh were judged".to_owned());
+    }
+    if required.isolation && !isolation::judges(history) {
+        lacks.push("too few tasks ended before harmful ones, or beside them".to_owned());
     }
     let windows = windows(history);
     let after = aftermath(history);
@@ -128,6 +133,7 @@ mod tests {
         refused_writes: true,
         takeovers: true,
         unknown_commits: true,
+        isolation: false,
     };
 
     fn eventful() -> Build {
@@ -150,6 +156,11 @@ mod tests {
         let mut build = Build::mesh();
         build.done("b", 1);
         assert_eq!(lacks(&build.history, ALL).len(), 3);
+        let isolation = Requirements {
+            isolation: true,
+            ..Requirements::default()
+        };
+        assert_eq!(lacks(&build.history, isolation).len(), 1);
         assert_eq!(
             lacks(&build.history, Requirements::default()),
             Vec::<String>::new()

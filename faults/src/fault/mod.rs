@@ -9,7 +9,7 @@
 //! | `pause` | processes that stand still: N2, N19 |
 //! | `starve` | too little processor, memory, file descriptors: N4, N5 |
 //! | `identity` | clones, strangers, other addresses: N8, N16 |
-//! | `network` | links: N9 to N13, N15, N17, N29 |
+//! | `network` | links: N9 to N15, N17, N29 |
 //! | `clock` | wall clocks: N18 |
 //! | `database` | Postgres goes away, and sessions end: N14, N20, N21 |
 //! | `neighbour` | others who use the same Postgres: N22, N23, N25 to N27 |
@@ -22,8 +22,9 @@
 //! | of | is missing | because |
 //! |---|---|---|
 //! | N5 | a full disk of the node | a node writes nothing but its log, to standard error |
-//! | N12 | delay and disorder of packets of TCP | no netem here; the relay delays streams as a whole instead |
+//! | N12 | delay and disorder of packets of TCP | no netem here; the relay and the proxies delay streams as a whole instead |
 //! | N16 | stale A records | nodes are told addresses; a server of names would test the resolver |
+//! | N19 | a `CLOCK_BOOTTIME` that jumps | it is the kernel's, and an offset of it is given to a process before it starts; pauses move it as well |
 //! | N22 | a role that loses its rights | the lab's nodes are superusers of their Postgres |
 
 mod clock;

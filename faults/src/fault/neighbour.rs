@@ -32,19 +32,15 @@ pub(super) fn all() -> Vec<Box<dyn Fault>> {
             "alter system set autovacuum = off",
             "alter system reset autovacuum",
         ),
-        (
-            "N26",
-            "statement-timeout",
-            "alter system set statement_timeout = '50ms'",
-            "alter system reset statement_timeout",
-        ),
     ];
     let locks = [
         ("lock-task", "lock table ringmesh.task in access exclusive mode"),
         ("lock-slot", "lock table ringmesh.slot in access exclusive mode"),
+        ("lock-lease", "lock table ringmesh.lease in access exclusive mode"),
         (
             "lock-rows",
             "select 1 from ringmesh.node where fenced_at is null for update; \
+             select 1 from ringmesh.lease for update; \
              select 1 from ringmesh.slot where slot % 16 = 0 order by slot for update",
         ),
     ];
@@ -61,16 +57,25 @@ pub(super) fn all() -> Vec<Box<dyn Fault>> {
         Box::<StaleSlot>::default(),
         Box::<NoConnections>::default(),
         Box::<DiskFull>::default(),
-        Box::<Conflicts>::default(),
+        Box::new(Refusals {
+            name: "conflicts",
+            function: "conflict",
+            refuse: "if random() < 0.5 then raise exception 'forced' using errcode = '40001'; end if; \
+                     raise exception 'forced' using errcode = '40P01';",
+        }),
+        Box::new(Refusals {
+            name: "statement-timeout",
+            function: "timeout",
+            refuse: "perform pg_sleep(0.05); raise exception 'forced' using errcode = '57014';",
+        }),
         Box::<Notifications>::default(),
     ];
     settings.chain(locks).chain(others).collect()
 }
 
-/// N22, N25, N26: a setting of the server changes, and is read by sessions that are open.
+/// N22, N25: a setting of the server changes, and is read by sessions that are open.
 ///
-/// Expected: of a server that takes no writes, as of one that is away. Of statements that are cut short after 50 ms: they
-/// are tried again, and none is taken for done.
+/// Expected: of a server that takes no writes, as of one that is away. Without autovacuum: nothing.
 struct Setting {
     id: &'static str,
     name: &'static str,
@@ -103,7 +108,7 @@ impl Fault for Setting {
 
 /// N25, N26: somebody's transaction stays open, and holds locks or an old snapshot.
 ///
-/// Expected: of a lock on a table, at most ten seconds' standstill of what needs the table, and nobody fenced for good. Of
+/// Expected: of locks on a table or on rows, at most ten seconds' standstill of what needs them, and nobody fenced for good. Of
 /// an old snapshot: throughput stays, since no statement scans what has died.
 struct Session {
     id: &'static str,
@@ -329,36 +334,45 @@ impl Fault for DiskFull {
     }
 }
 
-/// N26: some statements that change tasks or slots are refused as serialisation failures or deadlocks.
+/// N26: some statements that change tasks, slots, nodes or leases are refused: as serialisation failures or deadlocks, or because they
+/// took longer than they may. For the latter they stand still for 50 ms with the locks they have: sessions of nodes set a
+/// `statement_timeout` of their own, so that none of the server binds them.
 ///
 /// Expected: they are tried again, and none is taken for done.
-#[derive(Default)]
-struct Conflicts;
+struct Refusals {
+    name: &'static str,
+    /// The name of a trigger and its function.
+    function: &'static str,
+    /// What it does to a statement.
+    refuse: &'static str,
+}
+
+/// In the order in which nodes lock them.
+const TABLES: [&str; 4] = ["node", "lease", "slot", "task"];
 
 #[async_trait]
-impl Fault for Conflicts {
+impl Fault for Refusals {
     fn id(&self) -> &'static str {
         "N26"
     }
 
     fn name(&self) -> &'static str {
-        "conflicts"
+        self.name
     }
 
     async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
         let part = one_of(rng, &[0.001, 0.01, 0.1]);
-        let function = format!(
+        let Refusals { function, refuse, .. } = self;
+        let make = format!(
             "create schema if not exists lab; \
-             create or replace function lab.conflict() returns trigger language plpgsql as $$ begin \
-             if random() < {part} then \
-             if random() < 0.5 then raise exception 'forced' using errcode = '40001'; end if; \
-             raise exception 'forced' using errcode = '40P01'; end if; return null; end $$;"
+             create or replace function lab.{function}() returns trigger language plpgsql as $$ begin \
+             if random() < {part} then {refuse} end if; return null; end $$;"
         );
-        lab.database().execute(&function).await?;
-        for table in ["task", "slot", "node"] {
+        lab.database().execute(&make).await?;
+        for table in TABLES {
             let trigger = format!(
-                "create trigger conflict after insert or update or delete on ringmesh.{table} \
-                 for each statement execute function lab.conflict()"
+                "create trigger {function} after insert or update or delete on ringmesh.{table} \
+                 for each statement execute function lab.{function}()"
             );
             lab.database().execute(&trigger).await?;
         }
@@ -366,11 +380,13 @@ impl Fault for Conflicts {
     }
 
     async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
-        for table in ["task", "slot", "node"] {
-            let drop = format!("drop trigger if exists conflict on ringmesh.{table}");
+        let function = self.function;
+        for table in TABLES {
+            let drop = format!("drop trigger if exists {function} on ringmesh.{table}");
             lab.database().execute(&drop).await?;
         }
-        lab.database().execute("drop schema if exists lab cascade").await
+        let drop = format!("drop function if exists lab.{function}()");
+        lab.database().execute(&drop).await
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) fn all() -> Vec<Box<dyn Fault>> {
         Box::new(Links::of("N11", "one-pair", Shape::OnePair)),
         Box::new(BlackHole),
         Box::new(LostCommits),
+        Box::new(SlowDatabase),
+        Box::new(CutRequests),
         Box::new(BadWeather),
         Box::new(SmallPackets),
         Box::<HostileDatagrams>::default(),
@@ -282,6 +284,75 @@ impl Fault for LostCommits {
     async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
         for host in lab.nodes() {
             host.proxy().set(|rules| rules.lose_commits = 0.0);
+        }
+        Ok(())
+    }
+}
+
+/// N12: what some node, or every one, asks Postgres and is answered is late, by 10 to 100 ms each way.
+///
+/// Expected: less is done, and nothing else: leases are renewed in time, no slot moves.
+struct SlowDatabase;
+
+#[async_trait]
+impl Fault for SlowDatabase {
+    fn id(&self) -> &'static str {
+        "N12"
+    }
+
+    fn name(&self) -> &'static str {
+        "slow-database"
+    }
+
+    async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
+        let hit = one_of(rng, &[Share::One, Share::All]).draw(rng, lab.nodes().len());
+        let begun = about(lab, &hit, "").await;
+        let (least, more) = (Duration::from_millis(10), Duration::from_millis(90));
+        for node in hit {
+            lab.nodes()[node]
+                .proxy()
+                .set(|rules| rules.delay = Some((least, more)));
+        }
+        Ok(begun)
+    }
+
+    async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
+        for host in lab.nodes() {
+            host.proxy().set(|rules| rules.delay = None);
+        }
+        Ok(())
+    }
+}
+
+/// N14: connections to Postgres break at some of the requests, of whatever kind: before Postgres gets them, or instead of the reply.
+///
+/// Expected: as of sessions that are ended. What was not begun is done again; a commit that was under way is read back, and no
+/// effect is lost or doubled; a node whose lease session breaks opens another one and keeps its slots.
+struct CutRequests;
+
+#[async_trait]
+impl Fault for CutRequests {
+    fn id(&self) -> &'static str {
+        "N14"
+    }
+
+    fn name(&self) -> &'static str {
+        "cut-requests"
+    }
+
+    async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
+        let part = one_of(rng, &[0.001, 0.01, 0.03]);
+        for host in lab.nodes() {
+            host.proxy()
+                .set(|rules| (rules.cut_before, rules.cut_after) = (part, part));
+        }
+        Ok(about(lab, &[], format!("{part} before and {part} after it")).await)
+    }
+
+    async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
+        for host in lab.nodes() {
+            host.proxy()
+                .set(|rules| (rules.cut_before, rules.cut_after) = (0.0, 0.0));
         }
         Ok(())
     }

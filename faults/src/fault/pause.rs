@@ -18,7 +18,8 @@ pub(super) fn all() -> Vec<Box<dyn Fault>> {
         Box::new(Pause::of("pause-minority", Share::Minority)),
         Box::new(Pause::of("pause-all-but-one", Share::AllButOne)),
         Box::<PauseInTransaction>::default(),
-        Box::<Suspend>::default(),
+        Box::new(Suspend::of("suspend", Share::All)),
+        Box::new(Suspend::of("suspend-one", Share::One)),
     ]
 }
 
@@ -137,13 +138,31 @@ impl Fault for PauseInTransaction {
     }
 }
 
-/// N19: all nodes and Postgres stand still, and wake with wall clocks ten minutes later: a suspended machine.
+/// N19: all nodes and Postgres, or one node alone, stand still, and wake with wall clocks ten minutes later: a suspended machine.
+/// Its `CLOCK_BOOTTIME`, by which nodes know how long ago a renewal was, cannot be moved here: it goes on by as long as the
+/// pause really is.
 ///
-/// Expected: each node finds its trust over and starts nothing before it has renewed; nothing is lost; the mesh works again
-/// within a lease and a second.
-#[derive(Default)]
+/// Expected: each node finds its trust over and starts nothing before it has renewed; one alone has lost its slots beyond its
+/// lease, and comes back as a new incarnation; nothing is lost; the mesh works again within a lease and a second.
 struct Suspend {
+    name: &'static str,
+    share: Share,
+    hit: Vec<usize>,
+    /// Seconds by which clocks have jumped so far.
+    jumped: f64,
     until: Option<Instant>,
+}
+
+impl Suspend {
+    fn of(name: &'static str, share: Share) -> Suspend {
+        Suspend {
+            name,
+            share,
+            hit: Vec::new(),
+            jumped: 0.0,
+            until: None,
+        }
+    }
 }
 
 /// By how much wall clocks jump.
@@ -156,7 +175,7 @@ impl Fault for Suspend {
     }
 
     fn name(&self) -> &'static str {
-        "suspend"
+        self.name
     }
 
     fn prepare(&self, options: &mut Options) {
@@ -164,23 +183,27 @@ impl Fault for Suspend {
     }
 
     async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
-        let all: Vec<usize> = (0..lab.nodes().len()).collect();
-        let begun = about(lab, &all, "").await;
+        self.hit = self.share.draw(rng, lab.nodes().len());
         let leases = one_of(rng, &[0.5, 1.1, 3.0]);
+        let begun = about(lab, &self.hit, format!("for {leases} leases")).await;
         self.until = Some(Instant::now() + lab.ttl().mul_f64(leases));
-        for host in lab.nodes_mut() {
+        for node in &self.hit {
+            let host = &mut lab.nodes_mut()[*node];
             if host.goes_on() {
                 host.pause().await?;
             }
         }
-        lab.database_mut().primary().pause().await?;
+        self.jumped += JUMP;
         let offset = Offset {
-            seconds: JUMP,
+            seconds: self.jumped,
             ..Offset::default()
         };
-        lab.database().shift_clock(offset)?;
-        for host in lab.nodes() {
-            host.shift_clock(offset)?;
+        if self.share == Share::All {
+            lab.database_mut().primary().pause().await?;
+            lab.database().shift_clock(offset)?;
+        }
+        for node in &self.hit {
+            lab.nodes()[*node].shift_clock(offset)?;
         }
         Ok(begun)
     }
@@ -189,9 +212,11 @@ impl Fault for Suspend {
         if let Some(until) = self.until.take() {
             tokio::time::sleep_until(until).await;
         }
-        lab.database_mut().primary().resume()?;
-        for host in lab.nodes_mut() {
-            host.resume()?;
+        if self.share == Share::All {
+            lab.database_mut().primary().resume()?;
+        }
+        for node in std::mem::take(&mut self.hit) {
+            lab.nodes_mut()[node].resume()?;
         }
         // Time does not go back after a resume: the clocks stay as they are until the lab ends.
         Ok(())

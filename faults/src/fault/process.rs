@@ -9,6 +9,7 @@ use futures::future::try_join_all;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
+use tokio::time::{Instant, sleep_until};
 
 use super::{Begun, Fault, about, some};
 use crate::lab::{Host, Lab, Options};
@@ -53,7 +54,8 @@ impl Share {
     }
 }
 
-/// N1: `kill -9` of some nodes at once; healing starts them again under the same names and addresses.
+/// N1: `kill -9` of some nodes at once; healing starts them again under the same names and addresses. One alone comes back
+/// after a time of its own: within a lease by itself, later by the healing, which waits for it.
 ///
 /// Expected: the slots of the dead have new owners well within a second of the notice, all others keep theirs. Of all
 /// nodes at once: nothing runs until they are back, and nothing is lost.
@@ -61,12 +63,20 @@ pub(super) struct Kill {
     name: &'static str,
     share: Share,
     hit: Vec<usize>,
+    back_at: Option<Instant>,
 }
+
+/// A node that is killed alone is away for so long at most.
+const AWAY: Duration = Duration::from_secs(8);
 
 impl Kill {
     pub(super) fn of(name: &'static str, share: Share) -> Kill {
-        let hit = Vec::new();
-        Kill { name, share, hit }
+        Kill {
+            name,
+            share,
+            hit: Vec::new(),
+            back_at: None,
+        }
     }
 }
 
@@ -82,14 +92,30 @@ impl Fault for Kill {
 
     async fn begin(&mut self, lab: &mut Lab, rng: &mut StdRng) -> Result<Begun> {
         self.hit = self.share.draw(rng, lab.nodes().len());
-        let begun = about(lab, &self.hit, "").await;
+        let mut begun = about(lab, &self.hit, "").await;
         for node in &self.hit {
             lab.nodes_mut()[*node].kill().await?;
+        }
+        if self.share == Share::One {
+            let away = AWAY.mul_f64(rng.random_range(0.0..1.0));
+            begun.detail = format!("away for {:.1} s", away.as_secs_f64());
+            let back_at = Instant::now() + away;
+            if away < lab.ttl() {
+                sleep_until(back_at).await;
+                for node in &self.hit {
+                    lab.nodes_mut()[*node].spawn().await?;
+                }
+            } else {
+                self.back_at = Some(back_at);
+            }
         }
         Ok(begun)
     }
 
     async fn heal(&mut self, lab: &mut Lab) -> Result<()> {
+        if let Some(back_at) = self.back_at.take() {
+            sleep_until(back_at).await;
+        }
         start_again(lab, &std::mem::take(&mut self.hit)).await
     }
 }

@@ -90,6 +90,7 @@ pub async fn command(args: Args) -> Result<bool> {
         takeovers: args.only.is_empty(),
         unknown_commits: args.only.is_empty(),
         refused_writes: false,
+        isolation: false,
     };
     let mut report = Report {
         seed: args.seed,

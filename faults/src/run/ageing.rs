@@ -1,8 +1,9 @@
 //! Whether a mesh gets slower, or larger, while something lasts: an old snapshot, nodes that start again and again.
 //!
 //! Each minute is held against the first: how many effects were committed in it, how many blocks of `node` (with `lease`, where its
-//! renewals are) and of `slot` Postgres looked at (found in memory or not: what a scan costs, whatever else the machine does), how many nodes gossip remembers, and the memory
-//! of the largest node.
+//! renewals are) and of `slot` Postgres looked at (found in memory or not: what a scan costs, whatever else the machine does), how many nodes gossip remembers (this against
+//! those that live or died not long before), and the memory of the largest node (this against the third minute, by when a node has
+//! the connections and caches that it needs).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::check::known;
 use crate::history::{History, Row};
 use crate::workload::Targets;
 
@@ -24,6 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const EFFECTS: f64 = 0.8;
 /// And at most so many times the blocks are looked at.
 const BLOCKS: f64 = 1.5;
+/// The minute whose memory counts, from 0 on.
+const WARM: usize = 2;
+/// Of the last minutes the least: memory that is taken for a while is none that is lost.
+const LAST: usize = 3;
+/// It is at most so many times as much, and this, MiB.
+const MEMORY: f64 = 1.5;
+const MEMORY_MIB: f64 = 16.0;
 
 /// How things stood at one time; counts are sums from the server's start on.
 #[derive(Debug, Clone, Copy, Default)]
@@ -49,6 +58,8 @@ pub struct Minute {
     pub slot_blocks_per_second: f64,
     /// Nodes that gossip remembers at the end of the minute, by the node that remembers most.
     pub gossip_nodes: u64,
+    /// How many it may remember: those that live, and those that died not long before.
+    pub known_nodes: u64,
     /// Memory of the largest node at its end, MiB.
     pub memory_mib: u64,
 }
@@ -143,6 +154,7 @@ pub(super) fn minutes(looks: &[Look], history: &History) -> Vec<Minute> {
             node_blocks_per_second: (to.node_blocks - from.node_blocks) as f64 / seconds,
             slot_blocks_per_second: (to.slot_blocks - from.slot_blocks) as f64 / seconds,
             gossip_nodes: to.gossip_nodes,
+            known_nodes: known(&history.changes, to.at),
             memory_mib: to.memory / 1024,
         }
     };
@@ -180,6 +192,25 @@ pub(super) fn worse(minutes: &[Minute]) -> Vec<String> {
                 ));
             }
         }
+        let (remembered, known) = (minute.gossip_nodes, minute.known_nodes);
+        if remembered > known {
+            worse.push(format!(
+                "gossip remembers {remembered} nodes in minute {number}, of {known} that it may"
+            ));
+        }
+    }
+    let late = minutes.iter().skip(WARM + 1).rev().take(LAST);
+    let late = late.map(|minute| minute.memory_mib).min();
+    if let (Some(warm), Some(late)) = (minutes.get(WARM), late)
+        // Nothing was measured while no node ran.
+        && warm.memory_mib > 0
+        && late as f64 > MEMORY * warm.memory_mib as f64 + MEMORY_MIB
+    {
+        worse.push(format!(
+            "a node has {late} MiB in the last minutes, {} MiB in minute {}",
+            warm.memory_mib,
+            WARM + 1
+        ));
     }
     worse
 }
@@ -246,6 +277,29 @@ mod tests {
         let minutes = [minute(100.0, 50.0), minute(79.0, 60.0), minute(100.0, 76.0)];
         assert_eq!(worse(&minutes).len(), 2, "{:?}", worse(&minutes));
         assert_eq!(worse(&[]).len(), 1);
+    }
+
+    #[test]
+    fn gossip_that_never_forgets_is_seen() {
+        let remembers = |gossip_nodes| Minute {
+            gossip_nodes,
+            known_nodes: 100,
+            ..minute(100.0, 50.0)
+        };
+        assert_eq!(worse(&[3, 60, 100].map(remembers)), [] as [&str; 0]);
+        assert_eq!(worse(&[3, 60, 101].map(remembers)).len(), 1);
+    }
+
+    #[test]
+    fn memory_that_grows_is_seen_and_what_is_given_back_is_not() {
+        let takes = |memory_mib| Minute {
+            memory_mib,
+            ..minute(100.0, 50.0)
+        };
+        // Up to 76 MiB are fine.
+        assert_eq!(worse(&[9, 30, 40, 50, 99, 76, 99].map(takes)), [] as [&str; 0]);
+        assert_eq!(worse(&[9, 30, 40, 50, 77, 78, 79].map(takes)).len(), 1);
+        assert_eq!(worse(&[9, 30, 40].map(takes)), [] as [&str; 0]);
     }
 
     #[test]

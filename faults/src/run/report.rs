@@ -285,6 +285,7 @@ fn listed(scenario: &Scenario) -> [String; 6] {
         (scenario.needs.takeovers, "takeovers"),
         (scenario.needs.refused_writes, "refused writes"),
         (scenario.needs.unknown_commits, "unknown commits"),
+        (scenario.needs.isolation, "isolation"),
         (scenario.needs_mismatches, "mismatches"),
     ];
     let needs: Vec<&str> = needs

@@ -50,6 +50,7 @@ const NOTHING: Requirements = Requirements {
     refused_writes: false,
     takeovers: false,
     unknown_commits: false,
+    isolation: false,
 };
 const TAKEOVERS: Requirements = Requirements {
     takeovers: true,
@@ -64,10 +65,15 @@ const UNKNOWN_COMMITS: Requirements = Requirements {
     unknown_commits: true,
     ..NOTHING
 };
+const ISOLATION: Requirements = Requirements {
+    isolation: true,
+    ..TAKEOVERS
+};
 const ALL: Requirements = Requirements {
     refused_writes: true,
     takeovers: true,
     unknown_commits: true,
+    isolation: false,
 };
 
 /// What most scenarios are.
@@ -249,20 +255,22 @@ fn written() -> Vec<Scenario> {
         },
         Scenario {
             name: "harm",
-            what: "tasks that fail, panic, end their process and never return, and no other fault",
-            workloads: &["W5"],
+            what: "tasks that fail, panic, end their process and never return, beside ordinary ones, and no other fault",
+            workloads: &["W1", "W5"],
             nodes_end: true,
-            needs: TAKEOVERS,
+            needs: ISOLATION,
+            seconds: 120,
             ..USUAL
         },
         Scenario {
             name: "harm-kill",
             what: "the same under kills",
-            workloads: &["W5"],
+            workloads: &["W1", "W5"],
             faults: vec!["kill-one"],
             nodes_end: true,
             needs: TAKEOVERS,
             rhythm: turns(5, 15),
+            seconds: 90,
             ..USUAL
         },
         Scenario {
@@ -368,6 +376,14 @@ fn written() -> Vec<Scenario> {
             rhythm: Rhythm::Beneath(Duration::ZERO, Duration::ZERO),
             still: true,
             seconds: 600,
+            ..USUAL
+        },
+        Scenario {
+            name: "black-hole-long",
+            what: "connections to Postgres stand still for a quarter of an hour, and what they held arrives then",
+            faults: vec!["black-hole"],
+            rhythm: Rhythm::Beneath(Duration::ZERO, Duration::ZERO),
+            seconds: 900,
             ..USUAL
         },
         Scenario {

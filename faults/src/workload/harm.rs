@@ -1,8 +1,12 @@
-//! W5: tasks that fail, panic, end their process, never return, and answer with hostile text.
+//! W5: tasks that fail, panic, end their process, never return, and answer with hostile text. They come after some hundred
+//! ordinary ones, if there are any: I14 compares.
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{self, Client, Task};
@@ -15,6 +19,8 @@ const CLIENTS: usize = 8;
 const KEYS: i64 = 60;
 /// Tasks a second if no rate is given; one of a thousand ends its process, again and again.
 const RATE: f64 = 100.0;
+/// It begins when so many ordinary tasks have come, if they come as often.
+const BEFORE: f64 = 700.0;
 
 /// W5.
 #[derive(Debug)]
@@ -37,7 +43,12 @@ impl Workload for Harmful {
         rate: Option<f64>,
         stop: CancellationToken,
     ) -> Vec<Submit> {
-        let rate = Some(rate.unwrap_or(RATE).min(RATE));
+        let rate = rate.unwrap_or(RATE);
+        let before = Duration::from_secs_f64(BEFORE / rate.max(1.0));
+        if stop.run_until_cancelled(sleep(before)).await.is_none() {
+            return Vec::new();
+        }
+        let rate = Some(rate.min(RATE));
         client::many(self.id(), CLIENTS, &targets, (seed, rate), &stop, submit).await
     }
 }
