@@ -95,7 +95,7 @@ impl Checker for Gap {
             return Vec::new();
         }
         let waits = waits(history);
-        let slack = 2 * quiet(&windows, &waits);
+        let slack = 2 * quiet(history, &windows, &waits);
         let hits = hits(history, &windows, &waits);
         let mut found = Vec::new();
         for hit in &hits {
@@ -174,7 +174,7 @@ pub(super) fn others(history: &History) -> (Option<i64>, Option<i64>) {
             })
     });
     let longest = other.map(|wait| wait.to - wait.from).max();
-    let quiet = quiet(&windows, &waits);
+    let quiet = quiet(history, &windows, &waits);
     ((quiet > 0).then_some(quiet), longest)
 }
 
@@ -186,11 +186,13 @@ fn overlaps(window: &Window<'_>, wait: &Wait, after: i64) -> bool {
     wait.to >= from && wait.from <= to
 }
 
-/// The p99.9 of all gaps before the first fault.
-fn quiet(windows: &[Window<'_>], waits: &[Wait]) -> i64 {
-    let end = windows
-        .first()
-        .map_or(i64::MAX, |window| window.begin.committed_at);
+/// The p99.9 of all gaps before the first fault, and before the first node is declared dead.
+fn quiet(history: &History, windows: &[Window<'_>], waits: &[Wait]) -> i64 {
+    let faults = windows.iter().map(|window| window.begin.committed_at);
+    let end = faults
+        .chain(deaths(history).into_values())
+        .min()
+        .unwrap_or(i64::MAX);
     let gaps = waits.iter().filter(|wait| wait.to < end);
     percentile(gaps.map(|wait| wait.to - wait.from).collect(), 0.999)
 }
@@ -384,7 +386,7 @@ mod tests {
     fn a_slow_takeover_is_seen() {
         let (mut build, dead, living) = killed(MS);
         build.finish(&living);
-        build.tick(6 * S);
+        build.tick(8 * S);
         build.finish(&dead);
         build.fails(&Gap, "gap");
     }
