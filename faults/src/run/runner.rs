@@ -343,13 +343,10 @@ impl Started {
         let began = Instant::now();
         let steps = schedule(scenario.rhythm, faults.len(), seed, length);
         let mut acting = vec![false; faults.len()];
-        // Some faults take their time to begin or to heal: what follows is later by that, so that each fault and each rest last as
-        // long as they should.
-        let mut late = Duration::ZERO;
+        let mut pace = schedule::Pace::new(faults.len());
         for (at, step) in steps {
             let undisturbed = acting.iter().all(|acts| !acts);
-            let due = began + at + late;
-            late += Instant::now().saturating_duration_since(due);
+            let due = began + pace.due(at, step, began.elapsed());
             let over = began.elapsed() >= length;
             match step {
                 schedule::Step::Begin(..) if over => {}

@@ -125,6 +125,37 @@ pub fn schedule(rhythm: Rhythm, faults: usize, seed: u64, length: Duration) -> S
     steps
 }
 
+/// When steps are due in a run in which some faults take their time to begin or to heal: what begins after that is later by as much, so
+/// that each fault and each rest last as long as they should; what has begun before heals as long after its beginning as it should.
+#[derive(Debug)]
+pub struct Pace {
+    late: Duration,
+    began_late: Vec<Duration>,
+}
+
+impl Pace {
+    /// For so many faults.
+    pub fn new(faults: usize) -> Pace {
+        Pace {
+            late: Duration::ZERO,
+            began_late: vec![Duration::ZERO; faults],
+        }
+    }
+
+    /// When this step is due that was to come `at`, if it is `now`; both, and the answer, from the start of the fault phase on.
+    pub fn due(&mut self, at: Duration, step: Step, now: Duration) -> Duration {
+        let due = match step {
+            Step::Begin(..) => at + self.late,
+            Step::Heal(fault) => at + self.began_late[fault],
+        };
+        self.late = self.late.max(now.saturating_sub(at));
+        if let Step::Begin(fault, _) = step {
+            self.began_late[fault] = self.late;
+        }
+        due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,5 +243,18 @@ mod tests {
         }
         let part = quiet.as_secs_f64() / 50_000.0;
         assert!((0.25..0.35).contains(&part), "{part}");
+    }
+
+    #[test]
+    fn what_is_late_makes_late_what_follows_and_not_the_end_of_what_was_there_before() {
+        let of = Duration::from_secs;
+        let mut pace = Pace::new(2);
+        assert_eq!(pace.due(of(0), Step::Begin(0, 1), of(0)), of(0));
+        assert_eq!(pace.due(of(10), Step::Begin(1, 2), of(0)), of(10));
+        // It took 7 s to begin, and should act for one.
+        assert_eq!(pace.due(of(11), Step::Heal(1), of(17)), of(11));
+        assert_eq!(pace.due(of(13), Step::Begin(1, 3), of(17)), of(19));
+        assert_eq!(pace.due(of(14), Step::Heal(1), of(19)), of(20));
+        assert_eq!(pace.due(of(60), Step::Heal(0), of(20)), of(60));
     }
 }
