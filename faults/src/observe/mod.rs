@@ -8,10 +8,12 @@
 //! | `stream` | the log, through restarts and failovers |
 //! | `pgoutput` | the messages in it |
 //! | `rows` | of these what checkers need |
+//! | `claims` | of these what claims say of their fences |
 //! | `look` | counts and views, each second |
 //! | `events` | the nodes' notes |
 //! | `ending` | what is left behind |
 
+mod claims;
 mod ending;
 mod events;
 mod look;

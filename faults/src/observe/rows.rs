@@ -3,12 +3,7 @@
 //! A task that runs as it should is written five times: inserted, claimed, deleted, archived, and its effect. Three of these are
 //! kept (96 bytes each, its key shared with others of the same key). A claim that changes neither failures nor crashes says
 //! nothing that the end does not say; a delete says something only if there is no end in the same transaction.
-//!
-//! What each claim says of its fence is looked at while reading, and kept only if it is wrong. An update shows the new row
-//! alone (the key of an open task is its identity, and never changes), so the claims that stand are remembered: as many as
-//! nodes hold. A claim sets an epoch or raises the attempt, and must stand under the epoch that its slot has now; a retry, a
-//! snooze or a give-back clears the epoch, which must have been the slot's. Whatever leaves both as they are (a hold, a time
-//! that has come) may find a claim of a former owner, and says nothing.
+//! What each claim says of its fence is looked at in [`super::claims`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use ringmesh::task::TaskId;
 use ringmesh_ring::Slot;
 
+use super::claims::Claims;
 use super::pgoutput::{Message, Relation, Tuple, Value};
 use crate::history::{Fencing, FencingKind, Row, State};
 
@@ -94,12 +90,7 @@ pub(super) struct Rows {
     texts: HashSet<Arc<str>>,
     /// Open tasks with failures or crashes, and how many.
     harmed: HashMap<TaskId, (i32, i32)>,
-    /// The epoch of each slot.
-    epochs: HashMap<u16, i64>,
-    /// Open tasks that are claimed: under which epoch, and as which attempt.
-    claimed: HashMap<TaskId, (i64, i32)>,
-    /// Tasks that the transaction inserted or changed: epoch and attempt from now on.
-    claims: Vec<(TaskId, Option<i64>, i32)>,
+    claims: Claims,
     /// The rows of the transaction that is being read.
     rows: Vec<Row>,
     /// Tasks that it deleted.
@@ -111,7 +102,7 @@ impl Rows {
     pub(super) fn begin(&mut self) {
         self.rows.clear();
         self.gone.clear();
-        self.claims.clear();
+        self.claims.begin();
     }
 
     /// A transaction is whole.
@@ -128,7 +119,7 @@ impl Rows {
             let gone = self.gone.drain(..).filter(|id| !ended.contains(id));
             self.rows.extend(gone.map(|id| Row::TaskGone { id }));
         }
-        self.judge_claims();
+        self.claims.judge(&mut self.rows);
         for row in &self.rows {
             match row {
                 Row::Task {
@@ -144,7 +135,6 @@ impl Rows {
                 }
                 Row::Finished { id, .. } | Row::TaskGone { id } => {
                     self.harmed.remove(id);
-                    self.claimed.remove(id);
                 }
                 _ => {}
             }
@@ -152,49 +142,12 @@ impl Rows {
         self.rows.drain(..)
     }
 
-    /// Adds a row for each claim, and each return of one, that is not of its slot's epoch; and remembers what stands.
-    fn judge_claims(&mut self) {
-        let mut baseline = false;
-        for row in &self.rows {
-            match row {
-                Row::Baseline => baseline = true,
-                Row::Slot { slot, epoch, .. } => {
-                    if let Ok(slot) = u16::try_from(*slot) {
-                        self.epochs.insert(slot, *epoch);
-                    }
-                }
-                _ => {}
-            }
-        }
-        for (task, epoch, attempt) in self.claims.drain(..) {
-            let before = match epoch {
-                Some(epoch) => self.claimed.insert(task, (epoch, attempt)),
-                None => self.claimed.remove(&task),
-            };
-            let under = match (before, epoch) {
-                (before, Some(epoch)) if before != Some((epoch, attempt)) => epoch,
-                (Some((epoch, _)), None) => epoch,
-                _ => continue,
-            };
-            // Those that stand in a baseline may be of former owners.
-            let now = self.epochs.get(&task.slot.get()).copied();
-            if let Some(slot_epoch) = now.filter(|now| *now != under && !baseline) {
-                self.rows.push(Row::Stale {
-                    task,
-                    epoch: under,
-                    slot_epoch,
-                });
-            }
-        }
-    }
-
     /// A baseline begins: all but the texts is forgotten.
     pub(super) fn begin_baseline(&mut self) {
         self.begin();
         self.known.clear();
         self.harmed.clear();
-        self.epochs.clear();
-        self.claimed.clear();
+        self.claims.begin_baseline();
         self.rows.push(Row::Baseline);
     }
 
@@ -215,10 +168,7 @@ impl Rows {
     fn note_claim(&mut self, values: &[Value<'_>]) -> Result<()> {
         let (epoch, attempt) = (optional(values[7])?, small(values[3])?);
         let id = task_id(values[0], values[1])?;
-        // One that was never claimed has nothing to say.
-        if epoch.is_some() || attempt > 0 {
-            self.claims.push((id, epoch, attempt));
-        }
+        self.claims.note(id, epoch, attempt);
         Ok(())
     }
 
