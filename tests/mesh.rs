@@ -16,6 +16,8 @@ mod cancel;
 mod cut;
 #[path = "mesh/drain.rs"]
 mod drain;
+#[path = "mesh/effects.rs"]
+mod effects;
 #[path = "mesh/harm.rs"]
 mod harm;
 #[path = "mesh/idempotency.rs"]

@@ -192,6 +192,10 @@ options! {
     /// For how long a repeated idempotency key returns the first task, at most `retention`. Longer makes later
     /// repetitions safe and grows a table; shorter does the opposite.
     idempotency_window: Duration = Duration::from_secs(24 * 3600);
+    /// For how long an id given to `ringmesh.apply_once` is remembered, counted from the call. It must be longer than
+    /// whatever can repeat an id, and than the longest transaction that applies one. Longer makes later repetitions safe
+    /// and grows a table; shorter does the opposite.
+    inbox_window: Duration = Duration::from_secs(7 * 24 * 3600);
     /// The most HTTP connections at once. More serve more clients and take memory and file descriptors; beyond the
     /// limit, new ones are answered 503.
     max_connections: u32 = 4096;

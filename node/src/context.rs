@@ -11,16 +11,53 @@ use crate::handler::Failure;
 use crate::store::{Token, Transaction, TransactionCell};
 use crate::task::TaskId;
 
-/// The fencing numbers of a run, to be passed on to systems that can check them: of two runs, the one with the higher
-/// `(epoch, attempt)` is the present one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// The fencing numbers of a run, to be passed on to whoever can check them: `ringmesh.guard` and `ringmesh.complete` in SQL, or a
+/// system that keeps the highest that it has seen. Of two runs of a task, the one with the higher `(epoch, attempt)` is the
+/// present one.
+///
+/// ```no_run
+/// # use ringmesh::{Context, Failure, sqlx};
+/// # async fn f(ctx: Context, mut tx: sqlx::Transaction<'_, sqlx::Postgres>) -> Result<(), Failure> {
+/// let fence = ctx.fence();
+/// sqlx::query("select ringmesh.guard($1, $2, $3, boot => $4)")
+///     .bind(fence.task.to_string())
+///     .bind(fence.epoch.get())
+///     .bind(fence.attempt)
+///     .bind(fence.boot)
+///     .execute(&mut *tx)
+///     .await?;
+/// tx.commit().await?; // refused if this run is stale by then
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fence {
+    /// The task.
+    pub task: TaskId,
     /// The slot of the task's key.
     pub slot: Slot,
     /// The slot's epoch under which the task was claimed.
     pub epoch: Epoch,
     /// The number of the task's claims.
     pub attempt: i32,
+    /// A random number of this start of the node. After a failover of Postgres that lost commits, the other numbers may be given
+    /// out again; this one is not.
+    pub boot: i64,
+}
+
+impl Fence {
+    /// The numbers as HTTP headers, for a handler that calls others.
+    ///
+    /// There is no idempotency key among them: one handler may call several times, and each call needs its own. Derive them from
+    /// [`Context::idempotency_key`].
+    pub fn headers(&self) -> [(&'static str, String); 5] {
+        [
+            ("Ringmesh-Task", self.task.to_string()),
+            ("Ringmesh-Slot", self.slot.get().to_string()),
+            ("Ringmesh-Epoch", self.epoch.get().to_string()),
+            ("Ringmesh-Attempt", self.attempt.to_string()),
+            ("Ringmesh-Boot", self.boot.to_string()),
+        ]
+    }
 }
 
 /// A run, as its handler sees it. Clones mean the same run.
@@ -32,6 +69,7 @@ pub struct Context {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) token: Token,
+    pub(crate) boot: i64,
     pub(crate) key: Key,
     pub(crate) kind: String,
     pub(crate) failures: i32,
@@ -70,9 +108,11 @@ impl Context {
     pub fn fence(&self) -> Fence {
         let token = self.inner.token;
         Fence {
+            task: token.id,
             slot: token.id.slot,
             epoch: token.epoch,
             attempt: token.attempt,
+            boot: self.inner.boot,
         }
     }
 
@@ -96,7 +136,8 @@ impl Context {
     /// completion, or not at all. It commits when the handler returns `Ok`, and rolls back on an error, a panic, the timeout,
     /// or when the run was fenced.
     ///
-    /// Dereferences to a `PgConnection`. Drop it before the handler returns. Do not `COMMIT` in it.
+    /// Dereferences to a `PgConnection`. Drop it before the handler returns. Do not `COMMIT` in it, and call neither
+    /// `ringmesh.guard` nor `ringmesh.complete` in it: it is fenced and ends the task already.
     ///
     /// ```no_run
     /// # use ringmesh::{context::Context, handler::Failure};

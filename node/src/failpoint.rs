@@ -61,7 +61,7 @@ pub const SWEPT: &str = "swept";
 pub const ORPHANS: &str = "orphans";
 /// What waits behind held keys was seen, and is about to be moved.
 pub const HELD: &str = "held";
-/// Idempotency ids are about to be forgotten.
+/// Ids past their window are about to be forgotten, those of submits or of the inbox.
 pub const IDEMPOTENCY: &str = "idempotency";
 /// A day past its retention was seen, and is about to be dropped.
 pub const RETENTION: &str = "retention";

@@ -311,6 +311,7 @@ fn limits(config: &Config) -> dispatch::Limits {
         backoff_most: config.backoff_max,
         cached_keys: config.cache_keys as usize,
         idempotency_window: config.idempotency_window,
+        inbox_window: config.inbox_window,
         tick: config.tick,
         ..dispatch::Limits::default()
     }

@@ -10,7 +10,7 @@ use futures::FutureExt as _;
 use crate::context::Context;
 use crate::failpoint;
 use crate::handler::{Answer, Failure, Handler, Handlers};
-use crate::store::{Commit, Error, Finish, Me, Store};
+use crate::store::{Commit, Error, Finish, Me, ReadBack, Store};
 use crate::telemetry::metric;
 
 /// The longest result kept, in bytes of JSON.
@@ -27,6 +27,8 @@ pub(crate) enum Outcome {
     Committed,
     /// The handler's transaction was refused: nothing of it was committed.
     Refused,
+    /// So it was, since SQL had completed the task elsewhere.
+    Ended,
     /// The handler's transaction gave no answer to its commit.
     Unknown,
     /// The task is not ours any more; the handler was not called.
@@ -97,6 +99,10 @@ pub(crate) async fn run(
         match inner.transaction.commit(me, finish).await {
             Some(Ok(Commit::Done)) => Outcome::Committed,
             Some(Ok(Commit::Fenced)) => {
+                let known = store.read_back(&[inner.token]).await;
+                if known.is_ok_and(|known| known.iter().any(|(_, what)| *what == ReadBack::Ended)) {
+                    return Outcome::Ended;
+                }
                 // Counted here: the life whose run this was may be over.
                 metrics::counter!(metric::FENCED_WRITES).increment(1);
                 tracing::info!(task = %inner.token.id, "the commit of a run was refused: fenced, or ended elsewhere");

@@ -80,6 +80,10 @@ metrics! {
     RETRIES = "ringmesh_retries_total", Counter, "Failed runs that will be tried again.";
     FENCED_WRITES = "ringmesh_fenced_writes_total", Counter,
         "Writes that Postgres refused because their slot, or their node, has moved on.";
+    COMPLETED_ELSEWHERE = "ringmesh_completed_elsewhere_total", Counter,
+        "Tasks that SQL completed, by what their runs came to besides, which is not kept: nothing, result, failure, transaction.";
+    INBOX_DUPLICATES = "ringmesh_inbox_duplicates_total", Counter,
+        "Ids that came again to the inbox, in the whole mesh; told by the owner of slot 0.";
     DEATHS_NOTICED = "ringmesh_deaths_noticed_total", Counter,
         "Peers whose session ended and that did not answer.";
     FENCES = "ringmesh_fences_total", Counter,

@@ -1,4 +1,4 @@
-//! The upkeep of held keys and idempotency ids, by the owner of their slots.
+//! The upkeep of held keys, and of the ids of submits and of the inbox, by the owner of their slots.
 //!
 //! Each round works in chunks, goes on after an error (it is logged, and the next round reads the state anew), and touches
 //! only slots that this node owns. It first reads, without locks, which slots need anything at all.
@@ -10,6 +10,7 @@ use ringmesh_ring::{Epoch, Slot};
 use crate::failpoint::{self, droppable};
 use crate::store::{Error, Holds, Me, Store};
 use crate::task::TaskId;
+use crate::telemetry::metric;
 
 const SLOTS_PER_READ: usize = 1024;
 const SLOTS_PER_CHUNK: usize = 128;
@@ -41,6 +42,8 @@ pub(crate) struct Round {
     pub(crate) take_up_kinds: bool,
     pub(crate) move_behind: bool,
     pub(crate) forget_idempotency: Option<Duration>,
+    pub(crate) forget_inbox: Option<Duration>,
+    pub(crate) count_inbox: bool,
 }
 
 /// One round.
@@ -68,26 +71,39 @@ pub(crate) async fn round(
             Err(error) => warn("holds", &error),
         }
     }
-    if let Some(window) = round.forget_idempotency {
-        for slots in slots.chunks(SLOTS_PER_CHUNK) {
-            for _ in 0..CHUNKS {
-                match at(
-                    failpoint::IDEMPOTENCY,
-                    store.forget_idempotency(me, slots, window),
-                )
-                .await
-                {
-                    Ok(0) => break,
-                    Ok(_) => {}
-                    Err(error) => {
-                        warn("forget_idempotency", &error);
-                        break;
-                    }
-                }
+    for slots in slots.chunks(SLOTS_PER_CHUNK) {
+        if let Some(window) = round.forget_idempotency {
+            let forget = || store.forget_idempotency(me, slots, window);
+            in_chunks("forget_idempotency", forget).await;
+        }
+        if let Some(window) = round.forget_inbox {
+            in_chunks("forget_inbox", || store.forget_inbox(me, slots, window)).await;
+        }
+    }
+    // One node is enough to tell what all of them share.
+    if round.count_inbox && slots.iter().any(|(slot, _)| slot.get() == 0) {
+        match store.inbox_again().await {
+            Ok(again) => {
+                metrics::counter!(metric::INBOX_DUPLICATES).absolute(again.unsigned_abs());
             }
+            Err(error) => warn("inbox_again", &error),
         }
     }
     report
+}
+
+/// Deletes until nothing is left to delete, or as often as one round may.
+async fn in_chunks<F: Future<Output = Result<u64, Error>>>(step: &'static str, delete: impl Fn() -> F) {
+    for _ in 0..CHUNKS {
+        match at(failpoint::IDEMPOTENCY, delete()).await {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(error) => {
+                warn(step, &error);
+                break;
+            }
+        }
+    }
 }
 
 async fn keys(

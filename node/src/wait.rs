@@ -76,6 +76,12 @@ impl Waits {
         }
     }
 
+    /// Whether the end of a task was told for which nobody waits.
+    #[cfg(test)]
+    pub(crate) fn was_told(&self, id: TaskId) -> bool {
+        self.state().recent.contains(&id)
+    }
+
     /// Reads a task as it stands; `None` if it is unknown.
     ///
     /// # Errors

@@ -44,6 +44,8 @@ struct Say {
 /// | kind | does |
 /// |---|---|
 /// | `ledger {"seq", "ms", "gate"}` | writes one row through its task's transaction |
+/// | `complete {"seq", "die", "ms", "once"}` | writes one row in a transaction of its own, and completes its task by SQL in it, or dies |
+/// | `guard {"seq", "die", "ms", "once"}` | the same, but guards its run; the task ends after it. With `once` it applies its task's id once |
 /// | `wait {"gate"}` | ends when the gate is open |
 /// | `unless {"gate"}` | fails unless the gate is open |
 /// | `say {"text", "zeros"}` | fails with so many NUL characters and that text, for good |
@@ -57,6 +59,8 @@ pub(crate) fn run() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mesh = Mesh::builder()
         .handler("ledger", ledger)
+        .handler("complete", complete)
+        .handler("guard", guard)
         .handler("wait", wait)
         .handler("unless", unless)
         .handler("say", say)
@@ -126,24 +130,12 @@ async fn overflow(_: Context, _: ()) -> Result<(), Failure> {
 }
 
 async fn ledger(context: Context, entry: Entry) -> Result<(), Failure> {
-    let fence = context.fence();
     // Without a connection nothing has begun: no failure.
     let Ok(mut transaction) = context.transaction().await else {
         return Err(Failure::snooze(Duration::from_millis(100)));
     };
     note_run(&context)?;
-    sqlx::query(
-        "insert into ringmesh_test.ledger (task, key, seq, slot, epoch, attempt, node) values ($1, $2, $3, $4, $5, $6, $7)",
-    )
-    .bind(context.task().to_string())
-    .bind(context.key().as_str())
-    .bind(entry.seq)
-    .bind(i32::from(fence.slot.get()))
-    .bind(fence.epoch.get())
-    .bind(fence.attempt)
-    .bind(std::env::var("RINGMESH_NAME")?)
-    .execute(&mut *transaction)
-    .await?;
+    write_entry(&context, entry.seq, &mut transaction).await?;
     if entry.ms > 0 {
         tokio::time::sleep(Duration::from_millis(entry.ms)).await;
     }
@@ -153,6 +145,109 @@ async fn ledger(context: Context, entry: Entry) -> Result<(), Failure> {
             tokio::time::sleep(LOOK).await;
         }
     }
+    Ok(())
+}
+
+/// A transaction on a connection of the handler's own.
+#[derive(Deserialize)]
+struct Own {
+    seq: i64,
+    /// How long it stays open, with its run registered.
+    #[serde(default)]
+    ms: u64,
+    /// Where the first run ends its process: `begun`, `written`, `registered`, `committed`.
+    die: Option<String>,
+    /// Whether the write is applied once by the task's id.
+    #[serde(default)]
+    once: bool,
+}
+
+impl Own {
+    /// As `kill -9` does it.
+    fn dies_at(&self, context: &Context, point: &str) {
+        if context.attempt() == 1 && self.die.as_deref() == Some(point) {
+            std::process::abort();
+        }
+    }
+}
+
+async fn complete(context: Context, own: Own) -> Result<(), Failure> {
+    in_own_transaction(&context, &own, "select ringmesh.complete($1, $2, $3, boot => $4)").await
+}
+
+async fn guard(context: Context, own: Own) -> Result<(), Failure> {
+    in_own_transaction(&context, &own, "select ringmesh.guard($1, $2, $3, boot => $4)").await
+}
+
+async fn in_own_transaction(context: &Context, own: &Own, fenced: &'static str) -> Result<(), Failure> {
+    use sqlx::Connection as _;
+    let fence = context.fence();
+    let url = std::env::var("RINGMESH_DATABASE_URL")?;
+    // Without a connection nothing has begun: no failure.
+    let Ok(mut connection) = sqlx::PgConnection::connect(&url).await else {
+        return Err(Failure::snooze(Duration::from_millis(100)));
+    };
+    note_run(context)?;
+    let mut transaction = connection.begin().await?;
+    own.dies_at(context, "begun");
+    if own.once {
+        // Its successor waits for the id, also if this process stands still.
+        let soon = "set local idle_in_transaction_session_timeout = '5s'";
+        sqlx::raw_sql(soon).execute(&mut *transaction).await?;
+    }
+    let applied =
+        sqlx::query_scalar::<_, bool>("select ringmesh.apply_once($1)").bind(context.idempotency_key());
+    if own.once && !applied.fetch_one(&mut *transaction).await? {
+        return Ok(());
+    }
+    write_entry(context, own.seq, &mut transaction).await?;
+    own.dies_at(context, "written");
+    let done = sqlx::query(fenced)
+        .bind(fence.task.to_string())
+        .bind(fence.epoch.get())
+        .bind(fence.attempt)
+        .bind(fence.boot)
+        .execute(&mut *transaction)
+        .await;
+    let committed = match done {
+        Ok(_) => {
+            own.dies_at(context, "registered");
+            tokio::time::sleep(Duration::from_millis(own.ms)).await;
+            transaction.commit().await
+        }
+        Err(error) => Err(error),
+    };
+    match committed {
+        Ok(()) => {
+            own.dies_at(context, "committed");
+            Ok(())
+        }
+        // Stale, ended, barred: whatever this run would say, somebody else has the word.
+        Err(sqlx::Error::Database(refusal)) if refusal.code().is_some_and(|code| code.starts_with("RM")) => {
+            Err(Failure::snooze(Duration::from_millis(100)))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn write_entry(
+    context: &Context,
+    seq: i64,
+    connection: &mut sqlx::PgConnection,
+) -> Result<(), Failure> {
+    let fence = context.fence();
+    sqlx::query(
+        "insert into ringmesh_test.ledger (task, key, seq, slot, epoch, attempt, node) values ($1, $2, $3, $4, $5, $6, $7)",
+    )
+    .bind(context.task().to_string())
+    .bind(context.key().as_str())
+    .bind(seq)
+    .bind(i32::from(fence.slot.get()))
+    .bind(fence.epoch.get())
+    .bind(fence.attempt)
+    .bind(std::env::var("RINGMESH_NAME")?)
+    .execute(connection)
+    .await?;
     Ok(())
 }
 

@@ -109,6 +109,7 @@ connections         10                        default
 hot_connections     4                         default
 retention           7days                     default
 idempotency_window  1day                      default
+inbox_window        7days                     default
 max_connections     4096                      default
 builtin_kinds       true                      default
 fault_kinds         false                     default

@@ -208,6 +208,7 @@ impl Config {
             ("backoff_max", self.backoff_max, MS, 30 * DAY),
             ("retention", self.retention, DAY, 3650 * DAY),
             ("idempotency_window", self.idempotency_window, MINUTE, 3650 * DAY),
+            ("inbox_window", self.inbox_window, MINUTE, 3650 * DAY),
         ];
         for (option, value, least, most) in ranges {
             found.check((least..=most).contains(&value), option, || {

@@ -71,6 +71,8 @@ pub(super) enum Event {
     },
     Known {
         rows: Vec<Write>,
+        /// Postgres had refused to write them; else it gave no answer.
+        refused: bool,
         result: Result<Vec<(TaskId, ReadBack)>, Error>,
     },
     Noted {
@@ -300,7 +302,11 @@ impl Engine {
             Event::Ran { run, outcome } => self.on_ran(run, outcome),
             Event::Claimed { ticket, result } => self.on_claimed(ticket, result),
             Event::Wrote { batch, result } => self.on_wrote(batch, result),
-            Event::Known { rows, result } => self.on_known(rows, result),
+            Event::Known {
+                rows,
+                refused,
+                result,
+            } => self.on_known(rows, refused, result),
             Event::Noted { starts, mark, result } => self.on_noted(starts, mark, result),
             Event::Horizon(result) => {
                 self.next.horizon = now() + HORIZON_MS;

@@ -41,6 +41,8 @@ pub struct Limits {
     pub cached_keys: usize,
     /// How long an idempotency id is remembered.
     pub idempotency_window: Duration,
+    /// How long an id that was applied is remembered.
+    pub inbox_window: Duration,
 }
 
 impl Default for Limits {
@@ -55,6 +57,7 @@ impl Default for Limits {
             tick: Duration::from_secs(1),
             cached_keys: 10_000,
             idempotency_window: Duration::from_secs(24 * 3600),
+            inbox_window: Duration::from_secs(7 * 24 * 3600),
         }
     }
 }
@@ -94,7 +97,7 @@ pub struct Stats {
     pub dead: u64,
     /// Runs that failed and were sent back.
     pub retried: u64,
-    /// Writes that were refused because the slot, the claim or the lease was not ours any more, or the task had ended.
+    /// Writes that were refused because the slot, the claim or the lease was not ours any more, or the task was cancelled.
     pub fenced: u64,
     /// Keys with a cache.
     pub cached_keys: u64,
@@ -228,6 +231,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+#[cfg(test)]
+mod effects_tests;
 #[cfg(test)]
 pub(crate) mod hostile_tests;
 #[cfg(test)]

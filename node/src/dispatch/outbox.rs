@@ -25,6 +25,8 @@ pub(crate) struct Write {
     pub(crate) run: Option<RunId>,
     pub(crate) token: Token,
     pub(crate) waiter: Option<Incarnation>,
+    /// Whether a statement that may have written it gave no answer.
+    pub(crate) unanswered: bool,
     pub(crate) what: What,
 }
 
@@ -225,6 +227,7 @@ mod tests {
                 attempt: 1,
             },
             waiter: None,
+            unanswered: false,
             what: What::GiveBack,
         }
     }

@@ -25,11 +25,12 @@ pub(super) struct Life {
     trust: Arc<Trust>,
     pub(super) slots: Vec<(Slot, Epoch)>,
     quiet: mpsc::UnboundedReceiver<Vec<(Slot, Epoch)>>,
-    me: Me,
+    pub(super) me: Me,
+    pub(super) waits: Waits,
     _directory: watch::Sender<Arc<Directory>>,
 }
 
-fn limits() -> Limits {
+pub(super) fn limits() -> Limits {
     Limits {
         grace: Duration::from_millis(50),
         backoff: Duration::from_millis(5),
@@ -45,7 +46,13 @@ impl Life {
         Self::with(Database::new().await, "a", handlers, keys, limits()).await
     }
 
-    async fn with(db: Database, name: &str, handlers: Handlers, keys: &[&str], limits: Limits) -> Self {
+    pub(super) async fn with(
+        db: Database,
+        name: &str,
+        handlers: Handlers,
+        keys: &[&str],
+        limits: Limits,
+    ) -> Self {
         let mut slots: Vec<Slot> = keys.iter().map(|key| slot_of(key)).collect();
         slots.sort_unstable();
         slots.dedup();
@@ -53,8 +60,12 @@ impl Life {
         let trust = Arc::new(Trust::new());
         trust.extend(clock::now() + FAR);
         trust.set_session(true);
-        let (directory, watch) = watch::channel(Arc::new(Directory::default()));
-        let hints = Hints::start(watch, &Secret::new("s".repeat(32)), Waits::new()).unwrap();
+        let (directory, watch) = watch::channel(Arc::new(Directory {
+            me: Some(me.incarnation),
+            ..Directory::default()
+        }));
+        let waits = Waits::new();
+        let hints = Hints::start(watch, &Secret::new("s".repeat(32)), waits.clone()).unwrap();
         let (sender, quiet) = mpsc::unbounded_channel();
         let (dispatch, _) = Dispatch::start(Parts {
             store: db.another(),
@@ -73,6 +84,7 @@ impl Life {
             slots,
             quiet,
             me,
+            waits,
             _directory: directory,
         }
     }
@@ -89,7 +101,7 @@ impl Life {
     }
 
     /// Waits until this holds of what dispatch says of itself.
-    async fn until(&self, holds: impl Fn(&Stats) -> bool) {
+    pub(super) async fn until(&self, holds: impl Fn(&Stats) -> bool) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while !holds(&self.dispatch.stats()) {
             assert!(

@@ -23,12 +23,14 @@ fn flight(line: i64) -> Flight {
 
 fn author(line: i64) -> Author<'static> {
     let slot = Slot::new(7).unwrap();
+    let task = TaskId { slot, number: line };
     let fence = Fence {
+        task,
         slot,
         epoch: Epoch(3),
         attempt: 1,
+        boot: 7,
     };
-    let task = TaskId { slot, number: line };
     Author {
         node: "n1",
         task,

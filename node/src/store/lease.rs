@@ -211,11 +211,18 @@ impl Store {
         node: Incarnation,
         seen: Option<i64>,
     ) -> Result<(), Error> {
-        let ended = sqlx::query_file_scalar!("src/store/sql/end_blockers.sql", backend, node.0, seen)
+        let found = sqlx::query_file!("src/store/sql/end_blockers.sql", backend, node.0, seen)
             .fetch_one(&self.control)
             .await?;
-        if ended > 0 {
-            tracing::info!(%node, sessions = ended, "ended the sessions that held up a fence");
+        if found.ended > 0 {
+            tracing::info!(%node, sessions = found.ended, "ended the sessions that held up a fence");
+        }
+        if let Some(roles) = found.spared {
+            tracing::warn!(
+                %node,
+                roles,
+                "sessions hold up a fence that this node's role may not end: grant it pg_signal_backend and pg_read_all_stats"
+            );
         }
         Ok(())
     }

@@ -5,15 +5,28 @@
 
 pub(crate) mod bench;
 #[cfg(test)]
+mod blockers_tests;
+#[cfg(test)]
 mod claim_model_tests;
 mod claims;
 pub(crate) mod demo;
+#[cfg(test)]
+mod effects_races_tests;
+#[cfg(test)]
+mod effects_refused_tests;
+#[cfg(test)]
+mod effects_rights_tests;
+#[cfg(test)]
+mod effects_testing;
 #[cfg(test)]
 mod fence_races_tests;
 #[cfg(test)]
 mod horizon_tests;
 #[cfg(test)]
 pub(crate) mod hostile_tests;
+mod inbox;
+#[cfg(test)]
+mod inbox_races_tests;
 mod lease;
 mod migrate;
 #[cfg(test)]
@@ -90,9 +103,10 @@ impl From<sqlx::Error> for Error {
                 // So does a pooler say that it lost its server, whatever that was doing.
                 Some(code) if code.starts_with("08") => Error::Unknown(error),
                 // Starting up or shutting down, too many connections, read-only after a failover, disk full, lock timeouts,
-                // cancelled statements, deadlock and serialization: nothing was written, and later it may go well.
+                // cancelled statements, deadlock and serialization, a guard of a barred node (RM003): nothing was written, and
+                // later it may go well.
                 Some(code)
-                    if ["57P03", "25006", "55P03", "57014", "40001", "40P01"].contains(&code)
+                    if ["57P03", "25006", "55P03", "57014", "40001", "40P01", "RM003"].contains(&code)
                         || code.starts_with("53") =>
                 {
                     Error::Unavailable(error)

@@ -26,6 +26,14 @@ impl Session {
         Session { connection, pid }
     }
 
+    pub(super) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    pub(super) fn connection(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
     pub(super) async fn run(&mut self, sql: &str) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
             .execute(&mut self.connection)

@@ -149,6 +149,7 @@ const VARIABLES: &[(&str, &[(&str, &str)])] = &[
     ("retention", &[("RINGMESH_RETENTION", "11years")]),
     ("idempotency_window", &[("RINGMESH_IDEMPOTENCY_WINDOW", "0s")]),
     ("idempotency_window", &[("RINGMESH_IDEMPOTENCY_WINDOW", "8days")]),
+    ("inbox_window", &[("RINGMESH_INBOX_WINDOW", "59s")]),
     ("name", &[("RINGMESH_NAME", "a b")]),
     ("name", &[("RINGMESH_NAME", "a/b")]),
     ("name", &[("RINGMESH_NAME", "..%2f")]),

@@ -115,6 +115,7 @@ impl Engine {
                 run: None,
                 token,
                 waiter: None,
+                unanswered: false,
                 what: What::GiveBack,
             });
         }

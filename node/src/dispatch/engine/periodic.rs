@@ -246,6 +246,8 @@ impl Engine {
             forget_idempotency: (self.rounds.is_multiple_of(60)
                 || failpoint::is_armed(failpoint::IDEMPOTENCY))
             .then_some(self.parts.limits.idempotency_window),
+            forget_inbox: (self.rounds % 60 == 30).then_some(self.parts.limits.inbox_window),
+            count_inbox: self.rounds % 10 == 1,
         };
         self.spawn(async move {
             let began = std::time::Instant::now();

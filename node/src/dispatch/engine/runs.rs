@@ -1,5 +1,6 @@
 //! Runs: starting them, and what their outcomes lead to.
 
+use super::writes::count_elsewhere;
 use super::*;
 
 impl Engine {
@@ -59,6 +60,7 @@ impl Engine {
         let context = Context {
             inner: Arc::new(Inner {
                 token: meta.token,
+                boot: self.parts.me.boot,
                 key: task.key,
                 kind: task.kind,
                 failures: task.failures,
@@ -105,6 +107,15 @@ impl Engine {
                 let write = self.finish_row(it.lane, run, &it.task, Ok(None), it.began, false);
                 self.on_applied(&write);
             }
+            Outcome::Ended => {
+                tracing::error!(
+                    task = %it.task.token.id,
+                    "a run's own transaction was rolled back: its task had been completed by SQL"
+                );
+                count_elsewhere("transaction");
+                let write = self.finish_row(it.lane, run, &it.task, Ok(None), it.began, false);
+                self.on_applied(&write);
+            }
             Outcome::NotStarted(error) => {
                 tracing::warn!(error = %chain(&error), "a payload could not be read, its task goes back");
                 self.send_back(it.lane, run, &it.task, What::GiveBack);
@@ -114,8 +125,9 @@ impl Engine {
                 if matches!(outcome, Outcome::Refused) {
                     self.stats.fenced += 1;
                 }
-                let row = self.close_for(it.lane, run, &it.task, What::GiveBack);
-                self.read_back(vec![row], Duration::ZERO);
+                let mut row = self.close_for(it.lane, run, &it.task, What::GiveBack);
+                row.unanswered = true;
+                self.read_back(vec![row], false, Duration::ZERO);
             }
         }
     }
@@ -205,6 +217,7 @@ impl Engine {
             run: Some(run),
             token: task.token,
             waiter: task.waiter,
+            unanswered: false,
             what: What::Finish {
                 end,
                 began,
@@ -235,7 +248,8 @@ impl Engine {
             lane,
             run: Some(run),
             token: task.token,
-            waiter: None,
+            waiter: task.waiter,
+            unanswered: false,
             what,
         }
     }
@@ -252,6 +266,7 @@ impl Engine {
                 run: None,
                 token,
                 waiter: None,
+                unanswered: false,
                 what: What::GiveBack,
             });
         }

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Engine {
-    pub(super) fn on_wrote(&mut self, batch: Batch, result: Result<Vec<TaskId>, Error>) {
+    pub(super) fn on_wrote(&mut self, mut batch: Batch, result: Result<Vec<TaskId>, Error>) {
         self.outbox.returned(&batch);
         let now = now();
         match result {
@@ -15,13 +15,13 @@ impl Engine {
                     .partition(|row| written.contains(&row.token.id));
                 done.iter().for_each(|row| self.on_applied(row));
                 if !missing.is_empty() {
-                    self.count_fenced(missing.len());
-                    self.read_back(missing, Duration::ZERO);
+                    self.read_back(missing, true, Duration::ZERO);
                 }
             }
             Err(error @ Error::Unknown(_)) => {
                 tracing::warn!(rows = batch.rows.len(), error = %chain(&error), "a write gave no answer, reading back");
-                self.read_back(batch.rows, PAUSE);
+                batch.rows.iter_mut().for_each(|row| row.unanswered = true);
+                self.read_back(batch.rows, false, PAUSE);
             }
             Err(error) if error.is_about_data() => {
                 if let Some(row) = self.outbox.halve(batch) {
@@ -71,14 +71,7 @@ impl Engine {
         let slot = row.token.id.slot;
         match &row.what {
             What::Finish { end, head, .. } => {
-                let outcome = if end.is_ok() {
-                    self.stats.succeeded += 1;
-                    "succeeded"
-                } else {
-                    self.stats.dead += 1;
-                    "dead"
-                };
-                metrics::counter!(metric::FINISHES, field::OUTCOME => outcome).increment(1);
+                self.count_finish(end.is_ok());
                 if let Some(run) = row.run {
                     self.lanes.done(row.lane, run);
                 }
@@ -113,40 +106,68 @@ impl Engine {
         }
     }
 
-    pub(super) fn count_fenced(&mut self, rows: usize) {
+    fn count_finish(&mut self, succeeded: bool) {
+        let outcome = if succeeded {
+            self.stats.succeeded += 1;
+            "succeeded"
+        } else {
+            self.stats.dead += 1;
+            "dead"
+        };
+        metrics::counter!(metric::FINISHES, field::OUTCOME => outcome).increment(1);
+    }
+
+    fn count_fenced(&mut self, rows: usize) {
+        if rows == 0 {
+            return;
+        }
         let rows = rows as u64;
         self.stats.fenced += rows;
         metrics::counter!(metric::FENCED_WRITES).increment(rows);
         tracing::info!(
             rows,
-            "writes were refused: fenced, ended elsewhere, or the node was cut short"
+            "writes were refused: fenced, cancelled, or the node was cut short"
         );
     }
 
-    pub(super) fn read_back(&self, rows: Vec<Write>, pause: Duration) {
+    pub(super) fn read_back(&self, rows: Vec<Write>, refused: bool, pause: Duration) {
         let store = self.store.clone();
         self.spawn(async move {
             tokio::time::sleep(pause).await;
             let tokens: Vec<Token> = rows.iter().map(|row| row.token).collect();
             let result = store.read_back(&tokens).await;
-            Event::Known { rows, result }
+            Event::Known {
+                rows,
+                refused,
+                result,
+            }
         });
     }
 
-    pub(super) fn on_known(&mut self, mut rows: Vec<Write>, result: Result<Vec<(TaskId, ReadBack)>, Error>) {
+    pub(super) fn on_known(
+        &mut self,
+        mut rows: Vec<Write>,
+        refused: bool,
+        result: Result<Vec<(TaskId, ReadBack)>, Error>,
+    ) {
+        let all = rows.len();
         rows.retain(|row| self.lanes.epoch(row.token.id.slot) == Some(row.token.epoch));
-        if rows.is_empty() {
-            return;
-        }
+        let mut fenced = if refused { all - rows.len() } else { 0 };
         let known: HashMap<TaskId, ReadBack> = match result {
             Ok(known) => known.into_iter().collect(),
-            Err(_) => return self.read_back(rows, PAUSE),
+            Err(_) if rows.is_empty() => return self.count_fenced(fenced),
+            Err(_) => {
+                self.count_fenced(fenced);
+                return self.read_back(rows, refused, PAUSE);
+            }
         };
         let now = now();
         for row in rows {
-            match (known.get(&row.token.id), &row.what) {
+            let state = known.get(&row.token.id);
+            fenced += usize::from(refused && state != Some(&ReadBack::Ended));
+            match (state, &row.what) {
                 (Some(ReadBack::Open), _) => self.outbox.push_later(row, now),
-                (Some(ReadBack::Ended), What::Finish { .. }) => self.on_applied(&row),
+                (Some(ReadBack::Ended), _) => self.on_ended(row, refused),
                 (Some(ReadBack::Waits), What::Finish { .. }) => {
                     // Those after it in its lane must not overtake it.
                     let back = self.lanes.close(row.lane, row.run);
@@ -162,17 +183,52 @@ impl Engine {
                     self.lanes.reset(row.token.id.slot);
                     self.lanes.mark(row.token.id.slot, true);
                 }
-                (known, _) => {
-                    if let Some(waiter) = row.waiter
-                        && known == Some(&ReadBack::Ended)
-                    {
-                        self.parts.hints.ended(waiter, row.token.id);
-                    }
+                _ => {
                     self.settle_row(&row);
                     self.lanes.reset(row.token.id.slot);
                     self.lanes.mark(row.token.id.slot, true);
                 }
             }
         }
+        self.count_fenced(fenced);
     }
+
+    /// The run's task has ended under its claim: by a write whose answer never came, or, if Postgres refused the only one, by
+    /// `ringmesh.complete` before it.
+    fn on_ended(&mut self, mut row: Write, refused: bool) {
+        if refused && !row.unanswered {
+            let task = row.token.id;
+            let left = match &row.what {
+                What::Finish { end: Ok(None), .. } | What::GiveBack | What::SetAside => "nothing",
+                What::Retry { failed: false, .. } => "nothing",
+                What::Finish { end: Ok(Some(_)), .. } => {
+                    tracing::error!(%task, "a run's result is not kept: its task had been completed by SQL");
+                    "result"
+                }
+                What::Finish { end: Err(_), .. } | What::Retry { failed: true, .. } => {
+                    tracing::warn!(%task, "a run failed after its task had been completed by SQL");
+                    "failure"
+                }
+            };
+            count_elsewhere(left);
+            if let What::Finish { end, .. } = &mut row.what {
+                *end = Ok(None);
+            }
+        }
+        if matches!(row.what, What::Finish { .. }) {
+            return self.on_applied(&row);
+        }
+        self.count_finish(true);
+        if let Some(waiter) = row.waiter {
+            self.parts.hints.ended(waiter, row.token.id);
+        }
+        self.settle_row(&row);
+        self.lanes.reset(row.token.id.slot);
+        self.lanes.mark(row.token.id.slot, true);
+    }
+}
+
+/// Counts a task that SQL completed, by what its run came to besides.
+pub(super) fn count_elsewhere(left: &'static str) {
+    metrics::counter!(metric::COMPLETED_ELSEWHERE, field::OUTCOME => left).increment(1);
 }

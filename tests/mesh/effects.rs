@@ -1,0 +1,154 @@
+//! Handlers that work in transactions of their own, through SQL: one effect and one end for each task, whoever dies when.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::harness::{Accepted, Lab, Loaded, Program, SLACK, TTL, UNHURRIED};
+
+/// Where runs end their process, and whether they complete their task or only guard it.
+const DEATHS: [(&str, &str); 7] = [
+    ("complete", "begun"),
+    ("complete", "written"),
+    ("complete", "registered"),
+    ("complete", "committed"),
+    ("guard", "written"),
+    ("guard", "registered"),
+    ("guard", "committed"),
+];
+
+/// Submits a task that writes by itself. Those that only guard their run apply their task's id once, as they may be repeated.
+async fn submit(lab: &Lab, loaded: &mut Loaded, kind: &str, key: &str, more: Value) {
+    let seq = loaded.accepted.len() as i64;
+    let mut payload = json!({"seq": seq, "once": kind == "guard"});
+    for (name, value) in more.as_object().unwrap() {
+        payload[name] = value.clone();
+    }
+    let task = json!({"kind": kind, "key": key, "payload": payload, "max_attempts": 100});
+    let node = loaded.accepted.len() % lab.mesh.nodes().len();
+    let id = lab.submit_at(node, task).await;
+    let key = key.to_owned();
+    loaded.accepted.push(Accepted { id, key, seq });
+}
+
+/// What a supervisor does, until no task is open; and one kill from outside.
+async fn supervise(lab: &mut Lab) -> usize {
+    let (mut deaths, deadline) = (0, Instant::now() + SLACK * 5);
+    let mut killed = false;
+    loop {
+        for node in lab.mesh.nodes_mut() {
+            if node.ended().is_some() {
+                deaths += 1;
+                node.spawn().await.unwrap();
+            }
+        }
+        let open = lab.number("select count(*) from ringmesh.task").await;
+        if open == 0 {
+            return deaths;
+        }
+        if deaths >= DEATHS.len() && !killed {
+            killed = true;
+            lab.mesh.node_mut("n2").unwrap().kill().await.unwrap();
+        }
+        if Instant::now() > deadline {
+            lab.fail(&format!("after {deaths} deaths {open} tasks are still open"));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A counter, over all nodes.
+async fn sum(lab: &Lab, name: &str) -> f64 {
+    let mut sum = 0.0;
+    for node in lab.mesh.nodes() {
+        sum += lab.metric(node.url(), name).await;
+    }
+    sum
+}
+
+#[tokio::test]
+async fn tasks_that_complete_themselves_by_sql_have_one_effect_and_one_end_beside_deaths_at_each_point() {
+    let env = [UNHURRIED, ("RINGMESH_REJOIN_DELAY", "0s")];
+    let mut lab = Lab::start(3, Program::Worker, &env).await;
+    let mut loaded = Loaded::default();
+    for (number, (kind, point)) in DEATHS.into_iter().enumerate() {
+        let key = format!("d{number}");
+        submit(&lab, &mut loaded, kind, &key, json!({"die": point})).await;
+        for turn in 0..30 {
+            let kind = ["complete", "guard"][turn % 2];
+            let key = format!("k{}-{}", number % 3, turn % 10);
+            submit(&lab, &mut loaded, kind, &key, json!({"ms": 20})).await;
+        }
+        // The key of a task that dies goes on.
+        submit(&lab, &mut loaded, "complete", &key, json!({})).await;
+    }
+    let deaths = supervise(&mut lab).await;
+    let history = lab.drained(SLACK).await;
+    lab.check_effects(&history, &loaded).await;
+    lab.check(deaths >= DEATHS.len(), || format!("only {deaths} nodes died"));
+
+    // Without deaths: what SQL has completed is a finish, and no refused write.
+    let (elsewhere, fenced) = (
+        "ringmesh_completed_elsewhere_total",
+        "ringmesh_fenced_writes_total",
+    );
+    lab.until(SLACK, "all nodes work", async || {
+        for node in lab.mesh.nodes() {
+            let url = format!("{}/health/ready", node.url());
+            if !lab.client.text(&url).await.eq("ready\n") {
+                return Err(format!("{} is not ready", node.name()));
+            }
+        }
+        Ok(())
+    })
+    .await;
+    let before = (sum(&lab, elsewhere).await, sum(&lab, fenced).await);
+    for number in 0..30 {
+        submit(&lab, &mut loaded, "complete", &format!("calm{number}"), json!({})).await;
+    }
+    let history = lab.drained(SLACK).await;
+    lab.check_effects(&history, &loaded).await;
+    lab.until(SLACK, "each node knows what has ended", async || {
+        let now = (sum(&lab, elsewhere).await, sum(&lab, fenced).await);
+        if now == (before.0 + 30.0, before.1) {
+            Ok(())
+        } else {
+            Err(format!("(completed, fenced) was {before:?} and is {now:?}"))
+        }
+    })
+    .await;
+    println!("{deaths} deaths");
+}
+
+#[tokio::test]
+async fn transactions_of_a_node_that_was_paused_come_to_nothing() {
+    let mut lab = Lab::start(3, Program::Worker, &[]).await;
+    let mut loaded = Loaded::default();
+    for number in 0..60 {
+        let kind = ["complete", "guard"][number % 2];
+        submit(&lab, &mut loaded, kind, &format!("k{number}"), json!({"ms": 500})).await;
+    }
+    let paused = lab.incarnation("n2").await;
+    lab.until(SLACK, "it has begun some runs", async || {
+        match lab.runs_of("n2").len() {
+            runs if runs >= 3 => Ok(()),
+            runs => Err(format!("{runs} have begun")),
+        }
+    })
+    .await;
+    lab.mesh.node_mut("n2").unwrap().pause().await.unwrap();
+    lab.all_owned(TTL + SLACK, paused).await;
+    let history = lab.drained(SLACK).await;
+    lab.check_effects(&history, &loaded).await;
+    lab.mesh.node_mut("n2").unwrap().resume().unwrap();
+    lab.until(SLACK, "it has come back anew", async || {
+        match lab.incarnation("n2").await {
+            next if next > paused => Ok(()),
+            next => Err(format!("it is {next}")),
+        }
+    })
+    .await;
+    submit(&lab, &mut loaded, "complete", "after", json!({})).await;
+    let history = lab.drained(SLACK).await;
+    lab.check_effects(&history, &loaded).await;
+}
