@@ -156,3 +156,27 @@ impl Context {
         self.inner.transaction.open().await.map_err(Failure::from)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_what_sql_takes() {
+        let task: TaskId = "2085-7".parse().unwrap();
+        let fence = Fence {
+            task,
+            slot: task.slot,
+            epoch: Epoch(3),
+            attempt: 2,
+            boot: i64::MIN,
+        };
+        let text: Vec<String> = fence
+            .headers()
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}"))
+            .collect();
+        let expected = "Ringmesh-Task: 2085-7\nRingmesh-Slot: 2085\nRingmesh-Epoch: 3\nRingmesh-Attempt: 2\nRingmesh-Boot: -9223372036854775808";
+        assert_eq!(text.join("\n"), expected);
+    }
+}

@@ -5,6 +5,7 @@ use super::{Change, Mutant, Package, Test};
 const RING_LEASE: &str = "ring/src/lease.rs";
 const NODE_LEASE: &str = "node/src/lease.rs";
 const SQL_CLAIM: &str = "node/src/store/sql/claim.sql";
+const SQL_EFFECTS: &str = "migrations/0004_effects.sql";
 const SQL_FINISH: &str = "node/src/store/sql/finish.sql";
 const SQL_GRANT: &str = "node/src/store/sql/grant.sql";
 const SQL_RETRY: &str = "node/src/store/sql/retry.sql";
@@ -249,6 +250,58 @@ pub const MUTANTS: &[Mutant] = &[
             "    check (true)\n",
         )],
         tests: &[node("http::tests::submits::one_idempotency_key_gives_one_task")],
+    },
+    Mutant {
+        name: "guard-without-its-tasks-lock",
+        breaks: "the commit of a guarded transaction reads its task without locking it",
+        changes: &[change(SQL_EFFECTS, "one.attempt for share;", "one.attempt;")],
+        tests: &[node(
+            "store::effects_races_tests::a_guarded_task_cannot_be_claimed_anew_while_its_transaction_commits",
+        )],
+    },
+    Mutant {
+        name: "guard-by-a-key-share",
+        breaks: "the commit of a guarded transaction locks its task in a way that a claim anew passes",
+        changes: &[change(
+            SQL_EFFECTS,
+            "one.attempt for share;",
+            "one.attempt for key share;",
+        )],
+        tests: &[node(
+            "store::effects_races_tests::a_guarded_task_cannot_be_claimed_anew_while_its_transaction_commits",
+        )],
+    },
+    Mutant {
+        name: "guard-locks-before-foreign-keys",
+        breaks: "a commit waits for others, as deferred foreign keys do, with its node locked",
+        changes: &[change(
+            SQL_EFFECTS,
+            "    if not new.last then\n",
+            "    if false then\n",
+        )],
+        tests: &[node(
+            "store::effects_races_tests::a_deferred_foreign_key_that_waits_does_not_hold_up_a_fencer",
+        )],
+    },
+    Mutant {
+        name: "guard-that-replication-passes",
+        breaks: "a session that says that it replicates passes over the look at the commit",
+        changes: &[change(
+            SQL_EFFECTS,
+            "alter table ringmesh.at_commit enable always trigger at_commit;\n",
+            "",
+        )],
+        tests: &[node(
+            "store::effects_refused_tests::a_session_that_replicates_is_refused_as_any_other",
+        )],
+    },
+    Mutant {
+        name: "applied-by-found",
+        breaks: "an id that came again is told as new, since counting it succeeded",
+        changes: &[change(SQL_EFFECTS, "    return first;\n", "    return found;\n")],
+        tests: &[node(
+            "store::inbox_races_tests::an_id_that_came_again_is_not_applied_and_is_counted",
+        )],
     },
     Mutant {
         name: "hint-without-tick",

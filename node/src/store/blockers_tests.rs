@@ -39,7 +39,10 @@ async fn sessions_that_may_not_be_ended_are_named_and_do_not_save_the_others() {
     let mut own = blocker(&world.db, &node).await;
     let mut others = blocker(&world.db, &handler).await;
     let fence = tokio::spawn(async move {
-        let locked = fencer.run("begin; select from ringmesh.node for update").await;
+        // Behind a row, one would show after the other.
+        let locked = fencer
+            .run("begin; lock table ringmesh.node in exclusive mode")
+            .await;
         locked.and(fencer.run("rollback").await)
     });
     let old = format!(

@@ -43,7 +43,7 @@ async fn a_savepoint_is_refused_unless_it_is_said_that_it_stays() {
         let mut session = world.effect("tried").await;
         session.run("savepoint s").await.unwrap();
         is(session.run(&call).await, "0A000");
-        session.run("rollback to s").await.unwrap();
+        session.run("rollback to s; release s").await.unwrap();
         session.run(&call).await.unwrap();
         session.run("rollback").await.unwrap();
     }

@@ -140,6 +140,50 @@ async fn leases_are_added_beside_open_writers_and_old_snapshots() {
 }
 
 #[tokio::test]
+async fn effects_are_added_beside_an_open_enqueue_a_locked_slot_and_an_old_snapshot() {
+    let fresh = super::testing::fresh().await;
+    let mut session = PgConnection::connect(&fresh.server.url()).await.unwrap();
+    // As the version before left it.
+    let before = "
+        drop function ringmesh.guard, ringmesh.complete, ringmesh.apply_once, ringmesh.register, ringmesh.look, ringmesh.refuse,
+                      ringmesh.check_json, ringmesh.parse_id;
+        drop table ringmesh.at_commit, ringmesh.inbox;
+        drop function ringmesh.on_commit;
+        drop sequence ringmesh.inbox_again;
+        delete from ringmesh._sqlx_migrations where version = 4;
+        insert into ringmesh.node (incarnation, boot, name, http, gossip, weight, lease_until)
+        values (1, 7, 'a', '127.0.0.1:1', '127.0.0.1:1', 1, now() + interval '600 s');
+        update ringmesh.slot set owner = 1, epoch = 1";
+    sqlx::raw_sql(before).execute(&mut session).await.unwrap();
+    let mut writer = fresh.session().await;
+    writer
+        .run("begin; select ringmesh.enqueue('noop', 'k', '1')")
+        .await;
+    let mut fenced = fresh.session().await;
+    fenced
+        .run("begin; select from ringmesh.node for key share; select from ringmesh.slot for share")
+        .await;
+    let mut snapshot = fresh.session().await;
+    snapshot
+        .run("begin isolation level repeatable read; select from ringmesh.task, ringmesh.finished_task")
+        .await;
+    assert_eq!(fresh.store.migrate().await.unwrap(), 1);
+    // What was there before is what it works on.
+    writer.run("commit").await;
+    let complete = "
+        update ringmesh.task set epoch = 1, attempt = 1, started_at = now();
+        select ringmesh.complete(slot || '-' || id, 1, 1) from ringmesh.task";
+    sqlx::raw_sql(complete).execute(&mut session).await.unwrap();
+    for mut open in [fenced, snapshot] {
+        open.run("commit").await;
+    }
+    assert_eq!(
+        number(&mut session, "select count(*) from ringmesh.finished_task").await,
+        1
+    );
+}
+
+#[tokio::test]
 async fn a_mesh_that_an_older_binary_founded_learns_its_clusters_check_once_and_from_its_own_nodes() {
     let fresh = super::testing::fresh().await;
     let mut session = PgConnection::connect(&fresh.server.url()).await.unwrap();

@@ -74,7 +74,9 @@ begin
         raise exception '%headers: names must be tokens that are not reserved, values texts without control characters', place
             using errcode = '22023';
     end if;
-    own := ringmesh.register(task, epoch, attempt, boot, false, null, in_savepoint);
+    perform ringmesh.register(task, epoch, attempt, boot, false, null, in_savepoint);
+    select t.slot, t.id as number, t.key into own
+    from ringmesh.parse_id('task', task) p join ringmesh.task t on t.slot = p.slot and t.id = p.number;
     -- register has taken the transaction's number, before this one.
     insert into ringmesh.outbox (slot, id, task, key, target, topic, headers, body)
     values (own.slot, nextval('ringmesh.task_id'), own.number, own.key, target, topic, headers::json, convert_to(body::text, 'UTF8'))
@@ -93,10 +95,10 @@ begin atomic
     select ringmesh.put_message('', task, epoch, attempt, target, body, topic, headers, in_savepoint, boot);
 end;
 
--- Ends a task as succeeded, together with the transaction that it is called in, or not at all. Raises as guard does.
+-- As ringmesh.complete: ends a task as succeeded, together with the transaction that it is called in, or not at all. Raises as guard does.
 -- `messages` are sent with it: [{"target": …, "body": …, "topic": …, "headers": …}, …].
-create function ringmesh.complete(
-    task text, epoch bigint, attempt integer, result jsonb default null, messages jsonb default null,
+create function ringmesh.complete_with(
+    task text, epoch bigint, attempt integer, result jsonb, messages jsonb,
     in_savepoint boolean default false, boot bigint default null
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -139,7 +141,7 @@ end;
 
 revoke execute on function
     ringmesh.send(text, bigint, integer, text, jsonb, text, jsonb, boolean, bigint),
-    ringmesh.complete(text, bigint, integer, jsonb, jsonb, boolean, bigint),
+    ringmesh.complete_with(text, bigint, integer, jsonb, jsonb, boolean, bigint),
     ringmesh.put_message(text, text, bigint, integer, text, jsonb, text, jsonb, boolean, bigint),
     ringmesh.redrive(integer, bigint)
 from public;
