@@ -7,7 +7,7 @@ It needs Python 3.8 and the program psql, and no driver. With a driver it is the
 
 The table, and the rights of the role that this runs as:
 
-    create table charge (task text primary key, cents bigint not null);
+    create table charge (task text not null, cents bigint not null);
     grant insert on charge to worker;
     grant usage on schema ringmesh to worker;
     grant execute on function ringmesh.complete to worker;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use ringmesh::sqlx;
 use serde_json::{Value, json};
 
 use crate::harness::{Accepted, Lab, Loaded, Program, SLACK, TTL, UNHURRIED};
@@ -17,16 +18,19 @@ const DEATHS: [(&str, &str); 7] = [
     ("guard", "committed"),
 ];
 
-/// Submits a task that writes by itself. Those that only guard their run apply their task's id once, as they may be repeated.
+/// Submits a task that writes by itself; by SQL, since nodes die. Those that only guard their run apply their task's id once, as they
+/// may be repeated.
 async fn submit(lab: &Lab, loaded: &mut Loaded, kind: &str, key: &str, more: Value) {
     let seq = loaded.accepted.len() as i64;
     let mut payload = json!({"seq": seq, "once": kind == "guard"});
     for (name, value) in more.as_object().unwrap() {
         payload[name] = value.clone();
     }
-    let task = json!({"kind": kind, "key": key, "payload": payload, "max_attempts": 100});
-    let node = loaded.accepted.len() % lab.mesh.nodes().len();
-    let id = lab.submit_at(node, task).await;
+    let submit = sqlx::query_scalar("select ringmesh.enqueue($1, $2, $3, max_attempts => 100)")
+        .bind(kind)
+        .bind(key)
+        .bind(payload);
+    let id = submit.fetch_one(&lab.db).await.unwrap();
     let key = key.to_owned();
     loaded.accepted.push(Accepted { id, key, seq });
 }
