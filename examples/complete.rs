@@ -1,4 +1,4 @@
-//! A handler that charges by a connection of its own, dies right after, and charges once all the same.
+//! A handler that charges by a connection of its own, fails before and after it, and charges once all the same.
 //!
 //!     cargo run -p ringmesh-examples --example complete
 //!
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             backoff_min: Duration::from_millis(100),
             ..Config::default()
         })
-        // `true`: the first run fails before it charges, and each later one right after.
+        // `true`: the first run fails before it charges, the next one right after.
         .handler("charge", move |ctx: Context, fails: bool| {
             let pool = charges.clone();
             async move {
@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 }
                 charge(&pool, ctx.fence(), 500).await?;
                 if fails {
-                    panic!("died after the charge");
+                    return Err(Failure::new("the line is dead again"));
                 }
                 Ok(())
             }

@@ -155,7 +155,7 @@ struct Own {
     /// How long it stays open, with its run registered.
     #[serde(default)]
     ms: u64,
-    /// Where the first run ends its process: `begun`, `written`, `registered`, `committed`.
+    /// Where one of its runs ends its process: `begun`, `written`, `registered`, `committed`.
     die: Option<String>,
     /// Whether the write is applied once by the task's id.
     #[serde(default)]
@@ -163,11 +163,15 @@ struct Own {
 }
 
 impl Own {
-    /// As `kill -9` does it.
-    fn dies_at(&self, context: &Context, point: &str) {
-        if context.attempt() == 1 && self.die.as_deref() == Some(point) {
-            std::process::abort();
+    /// Ends the process as `kill -9` does, once for each task: which of its claims comes so far is not known.
+    fn dies_at(&self, context: &Context, point: &str) -> Result<(), Failure> {
+        if self.die.as_deref() == Some(point) {
+            let mark = Path::new(&std::env::var(RUNS)?).join(format!("{}.died", context.task()));
+            if File::create_new(mark).is_ok() {
+                std::process::abort();
+            }
         }
+        Ok(())
     }
 }
 
@@ -189,7 +193,7 @@ async fn in_own_transaction(context: &Context, own: &Own, fenced: &'static str) 
     };
     note_run(context)?;
     let mut transaction = connection.begin().await?;
-    own.dies_at(context, "begun");
+    own.dies_at(context, "begun")?;
     if own.once {
         // Its successor waits for the id, also if this process stands still.
         let soon = "set local idle_in_transaction_session_timeout = '5s'";
@@ -201,7 +205,7 @@ async fn in_own_transaction(context: &Context, own: &Own, fenced: &'static str) 
         return Ok(());
     }
     write_entry(context, own.seq, &mut transaction).await?;
-    own.dies_at(context, "written");
+    own.dies_at(context, "written")?;
     let done = sqlx::query(fenced)
         .bind(fence.task.to_string())
         .bind(fence.epoch.get())
@@ -211,17 +215,14 @@ async fn in_own_transaction(context: &Context, own: &Own, fenced: &'static str) 
         .await;
     let committed = match done {
         Ok(_) => {
-            own.dies_at(context, "registered");
+            own.dies_at(context, "registered")?;
             tokio::time::sleep(Duration::from_millis(own.ms)).await;
             transaction.commit().await
         }
         Err(error) => Err(error),
     };
     match committed {
-        Ok(()) => {
-            own.dies_at(context, "committed");
-            Ok(())
-        }
+        Ok(()) => own.dies_at(context, "committed"),
         // Stale, ended, barred: whatever this run would say, somebody else has the word.
         Err(sqlx::Error::Database(refusal)) if refusal.code().is_some_and(|code| code.starts_with("RM")) => {
             Err(Failure::snooze(Duration::from_millis(100)))
