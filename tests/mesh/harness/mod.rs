@@ -339,6 +339,13 @@ impl Lab {
         text.unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
+    /// The files with this ending that runs have made.
+    pub(crate) fn marks(&self, ending: &str) -> Vec<String> {
+        let files = std::fs::read_dir(&self.dir).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(ending)).collect()
+    }
+
     /// A counter or gauge of a node, over all its labels.
     pub(crate) async fn metric(&self, url: &str, name: &str) -> f64 {
         let page = self.client.text(&format!("{url}/metrics")).await;
