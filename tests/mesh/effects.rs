@@ -49,7 +49,10 @@ async fn supervise(lab: &mut Lab) -> usize {
         let open = lab.number("select count(*) from ringmesh.task").await;
         if deaths >= 3 && open > 0 && !killed {
             killed = true;
-            lab.mesh.node_mut("n2").unwrap().kill().await.unwrap();
+            deaths += 1;
+            let node = lab.mesh.node_mut("n2").unwrap();
+            node.kill().await.unwrap();
+            node.spawn().await.unwrap();
         } else if open == 0 && ready(lab).await {
             return deaths;
         }
