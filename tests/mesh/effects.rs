@@ -47,13 +47,15 @@ async fn supervise(lab: &mut Lab) -> usize {
             }
         }
         let open = lab.number("select count(*) from ringmesh.task").await;
-        if deaths >= 3 && open > 0 && !killed {
+        let all = ready(lab).await;
+        // One that is about to start would be missed for as long as its lease.
+        if deaths >= 3 && !killed && all.contains(&"n2".to_owned()) {
             killed = true;
             deaths += 1;
             let node = lab.mesh.node_mut("n2").unwrap();
             node.kill().await.unwrap();
             node.spawn().await.unwrap();
-        } else if open == 0 && ready(lab).await {
+        } else if open == 0 && all.len() == lab.mesh.nodes().len() {
             return deaths;
         }
         if Instant::now() > deadline {
@@ -65,14 +67,16 @@ async fn supervise(lab: &mut Lab) -> usize {
     }
 }
 
-async fn ready(lab: &Lab) -> bool {
+/// The names of those that hold all slots that the ring gives them.
+async fn ready(lab: &Lab) -> Vec<String> {
+    let mut names = Vec::new();
     for node in lab.mesh.nodes() {
         let url = format!("{}/health/ready", node.url());
-        if lab.client.text(&url).await != "ready\n" {
-            return false;
+        if lab.client.text(&url).await == "ready\n" {
+            names.push(node.name().to_owned());
         }
     }
-    true
+    names
 }
 
 /// A counter, over all nodes.
@@ -103,9 +107,9 @@ async fn tasks_that_complete_themselves_by_sql_have_one_effect_and_one_end_besid
     let deaths = supervise(&mut lab).await;
     let history = lab.drained(SLACK).await;
     lab.check_effects(&history, &loaded).await;
-    // Two may have died in one process.
+    // Two may have died in one process; and one that dies by another's hand after its commit never comes to its own point.
     let points = lab.marks(".died").len();
-    lab.check(points == DEATHS.len() && deaths > 2, || {
+    lab.check(points >= DEATHS.len() - 2 && deaths > 2, || {
         format!("{deaths} nodes died, at {points} points")
     });
 
@@ -129,7 +133,7 @@ async fn tasks_that_complete_themselves_by_sql_have_one_effect_and_one_end_besid
         }
     })
     .await;
-    println!("{deaths} deaths");
+    println!("{deaths} deaths, at {points} points");
 }
 
 #[tokio::test]
