@@ -58,9 +58,13 @@ const PHI: f64 = 8.0;
 /// from the kill until all had noticed.
 const REMEMBERED_INTERVALS: usize = 1;
 
-/// How long a dead node is remembered, so that it is not learned again from others. Not longer: all remembered ids
-/// travel in each digest, which must fit a datagram, and a node that crash-loops adds one at each start.
-const DEAD_NODE_GRACE: Duration = Duration::from_secs(120);
+/// How many intervals a dead node is remembered; for half of them peers are told of it.
+///
+/// Long enough that all have noticed before the first one stops to tell, so that nobody learns of it again; and no longer:
+/// all remembered ids travel in each digest, which must fit a datagram, and a node that crash-loops adds one at each start. Whoever
+/// starts while peers are still told counts anew, so under starts that follow closely on each other an id is passed on for
+/// longer. A node that was cut off or stopped for longer comes back all the same: its heartbeats went on.
+const DEAD_NODE_GRACE_INTERVALS: u32 = 100;
 
 /// How long a deleted key is remembered; no key is ever deleted here.
 const DELETED_KEY_GRACE: Duration = Duration::from_secs(120);
@@ -386,7 +390,7 @@ fn chitchat_config(config: &Config, id: ChitchatId) -> ChitchatConfig {
             // A longer gap is an absence, not a slow beat.
             max_interval: config.interval * 10,
             initial_interval: config.interval,
-            dead_node_grace_period: DEAD_NODE_GRACE,
+            dead_node_grace_period: config.interval * DEAD_NODE_GRACE_INTERVALS,
         },
         marked_for_deletion_grace_period: DELETED_KEY_GRACE,
         catchup_callback: None,

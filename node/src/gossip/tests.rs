@@ -207,6 +207,60 @@ async fn a_name_that_starts_again_and_again_is_there_once_and_newcomers_still_le
     }
 }
 
+/// Each newcomer learns of the dead from the others, and could pass on for ever what they are about to forget.
+#[tokio::test(start_paused = true)]
+async fn dead_lives_are_forgotten_though_nodes_keep_starting() {
+    let a = node("a", 1, &[]).await;
+    let mut b = node("b", 2, &[a.address()]).await;
+    let mut c = node("c", 3, &[a.address()]).await;
+    let mut last = 3;
+    for _ in 0..10 {
+        for restarted in [&mut b, &mut c] {
+            last += 1;
+            let name = if last % 2 == 0 { "b" } else { "c" };
+            *restarted = node(name, last, &[a.address()]).await;
+            sees(
+                &a,
+                &["a1", &format!("b{}", last & !1), &format!("c{}", (last - 1) | 1)],
+            )
+            .await;
+            sleep(INTERVAL * (DEAD_NODE_GRACE_INTERVALS / 2 + 25)).await;
+        }
+    }
+    for gossip in [&a, &b, &c] {
+        let states = gossip
+            .handle
+            .with_chitchat(|chitchat| chitchat.node_states().len())
+            .await;
+        // The living, and who died in the last two rounds.
+        assert!(states <= 3 + 2, "{states} lives of {last} are remembered");
+    }
+}
+
+/// It was taken for dead, and forgotten.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_was_cut_off_for_longer_than_it_is_remembered_comes_back() {
+    let a = node("a", 1, &[]).await;
+    let (tapped, _, forward) = tap(a.address()).await;
+    let cut = tokio::spawn(forward);
+    let mut far = config(&[tapped]);
+    far.advertise = "127.0.0.1:9".parse().expect("an address");
+    let b = Gossip::start(far, me("b", 2)).await.expect("starts");
+    sees(&a, &["a1", "b2"]).await;
+    sees(&b, &["a1", "b2"]).await;
+    cut.abort();
+    sees(&a, &["a1"]).await;
+    sleep(INTERVAL * DEAD_NODE_GRACE_INTERVALS * 2).await;
+    let known = a
+        .handle
+        .with_chitchat(|chitchat| chitchat.node_states().len())
+        .await;
+    assert_eq!(known, 1, "forgotten");
+    b.suggest(vec![a.address()]);
+    sees(&a, &["a1", "b2"]).await;
+    sees(&b, &["a1", "b2"]).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_zombie_of_a_name_that_left_is_not_seen_again() {
     let [a, _b, _zombie] = mesh().await;
