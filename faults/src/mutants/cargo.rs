@@ -1,4 +1,4 @@
-//! Builds and runs one test of the copy, with a Postgres that knows the copy's schema: a changed statement is checked by it
+//! Builds and runs one test of the copy, or one scenario of its fault suite, with a Postgres that knows the copy's schema: a changed statement is checked by it
 //! when it is compiled.
 
 use std::fmt;
@@ -12,13 +12,16 @@ use ringmesh::sqlx::postgres::PgConnection;
 use ringmesh::sqlx::{AssertSqlSafe, Connection as _, raw_sql};
 use tokio::process::Command;
 
-use super::Test;
 use super::copy::Copy;
+use super::runs::Run;
+use super::{Guard, Test};
 
 /// From an empty target folder, on a busy machine.
 const BUILD_WITHIN: Duration = Duration::from_secs(45 * 60);
 /// Well above the patience of the tests themselves, so that what waits in vain fails by its own word.
 const TEST_WITHIN: Duration = Duration::from_secs(300);
+/// What a run takes beside its faults: its start, and the end of all work, for which it waits in vain if a mutant keeps it from ending.
+const RUN_BESIDE: Duration = Duration::from_secs(600);
 
 /// What became of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,27 +96,27 @@ impl Cargo {
         Ok(())
     }
 
-    /// Builds, then runs the test by its full name.
-    pub(super) async fn test(&self, test: Test) -> Result<Ran> {
+    /// Builds and runs it.
+    pub(super) async fn ask(&self, guard: Guard) -> Result<Ran> {
+        match guard {
+            Guard::Test(test) => self.test(test).await,
+            Guard::Run(run) => self.scenario(run).await,
+        }
+    }
+
+    /// By its full name.
+    async fn test(&self, test: Test) -> Result<Ran> {
         let name = test.package.name();
-        let build = ["test", "--locked", "--lib", "--no-run", "-p", name];
-        match self.run(&build, BUILD_WITHIN).await? {
-            None => return Ok(Ran::Not(format!("it was not built within {BUILD_WITHIN:?}"))),
-            Some(built) if !built.status.success() => {
-                let said = String::from_utf8_lossy(&built.stderr);
-                let errors: Vec<&str> = said
-                    .lines()
-                    .filter(|line| line.starts_with("error"))
-                    .take(3)
-                    .collect();
-                return Ok(Ran::Not(format!("it does not build: {}", errors.join("; "))));
-            }
-            Some(_) => {}
+        if let Some(not) = self
+            .build(&["test", "--locked", "--lib", "--no-run", "-p", name])
+            .await?
+        {
+            return Ok(not);
         }
         let run = [
             "test", "--locked", "--lib", "-p", name, "--", "--exact", test.name,
         ];
-        let Some(ran) = self.run(&run, TEST_WITHIN).await? else {
+        let Some(ran) = self.run("cargo", &run, TEST_WITHIN).await? else {
             return Ok(Ran::Not(format!(
                 "{} did not end within {TEST_WITHIN:?}",
                 test.name
@@ -122,15 +125,63 @@ impl Cargo {
         Ok(outcome(&String::from_utf8_lossy(&ran.stdout), test.name))
     }
 
+    async fn scenario(&self, run: &Run) -> Result<Ran> {
+        let package = "ringmesh-faults";
+        if let Some(not) = self.build(&["build", "--locked", "-p", package]).await? {
+            return Ok(not);
+        }
+        let program = self.target.join("debug").join(package).display().to_string();
+        let seconds = run.seconds.to_string();
+        let arguments = [
+            "--run",
+            run.scenario,
+            "--seconds",
+            &seconds,
+            "--seed",
+            "1",
+            "--rate",
+            "30",
+        ];
+        let within = RUN_BESIDE + Duration::from_secs(run.seconds);
+        let Some(ran) = self.run(&program, &arguments, within).await? else {
+            return Ok(Ran::Not(format!(
+                "{} did not end within {within:?}",
+                run.scenario
+            )));
+        };
+        Ok(verdict(
+            ran.status.success(),
+            &String::from_utf8_lossy(&ran.stderr),
+            run.checker,
+        ))
+    }
+
+    /// None: it is built.
+    async fn build(&self, arguments: &[&str]) -> Result<Option<Ran>> {
+        Ok(match self.run("cargo", arguments, BUILD_WITHIN).await? {
+            None => Some(Ran::Not(format!("it was not built within {BUILD_WITHIN:?}"))),
+            Some(built) if !built.status.success() => {
+                let said = String::from_utf8_lossy(&built.stderr);
+                let errors: Vec<&str> = said
+                    .lines()
+                    .filter(|line| line.starts_with("error"))
+                    .take(3)
+                    .collect();
+                Some(Ran::Not(format!("it does not build: {}", errors.join("; "))))
+            }
+            Some(_) => None,
+        })
+    }
+
     /// None: it took too long, and was ended with all that it had started.
-    async fn run(&self, arguments: &[&str], within: Duration) -> Result<Option<Output>> {
+    async fn run(&self, program: &str, arguments: &[&str], within: Duration) -> Result<Option<Output>> {
         let schema = self
             .schema
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
             .clone();
         let postgres = self.server.url_of("");
-        let child = Command::new("cargo")
+        let child = Command::new(program)
             .args(arguments)
             .current_dir(&self.sources)
             .env("CARGO_TARGET_DIR", &self.target)
@@ -143,7 +194,7 @@ impl Cargo {
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .context("run cargo")?;
+            .with_context(|| format!("run {program}"))?;
         let group = child.id();
         match tokio::time::timeout(within, child.wait_with_output()).await {
             Ok(output) => Ok(Some(output?)),
@@ -178,6 +229,26 @@ fn outcome(said: &str, test: &str) -> Ran {
     }
 }
 
+/// Reads what a run of the suite says: the first violation that its checker tells.
+fn verdict(passed: bool, said: &str, checker: &str) -> Ran {
+    let mut told = said.lines().map(str::trim);
+    let red = told.find(|line| {
+        line.strip_prefix(checker)
+            .is_some_and(|rest| rest.starts_with(": "))
+    });
+    match red {
+        _ if passed => Ran::Passed,
+        Some(line) => Ran::Failed(line.to_owned()),
+        None => {
+            let last = said.lines().rev().find(|line| !line.trim().is_empty());
+            Ran::Not(format!(
+                "{checker} tells nothing, though the run failed: {}",
+                last.unwrap_or_default()
+            ))
+        }
+    }
+}
+
 /// The first panic: where, and the first line of what it said. That a kill has the right reason is for people to see.
 fn words(said: &str) -> String {
     let mut lines = said.lines().skip_while(|line| !line.contains("panicked at "));
@@ -191,6 +262,19 @@ fn words(said: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_run_that_is_red_by_its_checker_counts() {
+        let said = "FAILED: pause with seed 1\n  1.0 s pause n2\nI3: a write under an old epoch\n    row\n";
+        assert_eq!(verdict(true, said, "I3"), Ran::Passed);
+        assert_eq!(
+            verdict(false, said, "I3"),
+            Ran::Failed("I3: a write under an old epoch".to_owned())
+        );
+        for other in ["I", "I4", "I13"] {
+            assert!(matches!(verdict(false, said, other), Ran::Not(_)), "{other}");
+        }
+    }
 
     #[test]
     fn only_a_test_that_ran_counts() {

@@ -1,19 +1,24 @@
-//! Tests the tests: breaks the product in one place at a time, and sees whether the test that guards that place fails.
+//! Tests the tests: breaks the product in one place at a time, and sees whether the test that guards that place fails; and tests
+//! the fault suite: breaks it in the same way, and sees whether a run goes red.
 //!
 //! | file | is |
 //! |---|---|
 //! | [`table`] | the mutants: what each breaks, by which text, and which test must see it |
+//! | [`runs`] | which of them a run of the suite must see, and by which checker |
 //! | `copy` | the copy of the sources that is broken, and put right again |
-//! | `cargo` | builds and runs one test, bounded in time |
+//! | `cargo` | builds and runs one test or scenario, bounded in time |
 //!
-//! A mutant counts as killed only if its test was built, ran, and failed. One that does not build, or whose test does not
+//! A mutant counts as killed only if its test was built, ran, and failed; by a run, if the checker that is named told a violation.
+//! One that does not build, or whose test does not
 //! end, is *broken*: it tells nothing about the tests. Before any mutant, all their tests must pass on the sources as they are.
 
 mod cargo;
 mod copy;
+pub mod runs;
 pub mod table;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
@@ -22,6 +27,7 @@ use serde::Serialize;
 
 use cargo::{Cargo, Ran};
 use copy::Copy;
+use runs::Run;
 use table::MUTANTS;
 
 /// What is asked for on the command line.
@@ -33,6 +39,9 @@ pub struct Args {
     /// Only this mutant; may be given again
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
+    /// By runs of the fault suite in place of tests: those mutants for which a run is named
+    #[arg(long)]
+    by_runs: bool,
     /// Write what became of each to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -90,13 +99,33 @@ impl Package {
     }
 }
 
+/// What must see a mutant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Guard {
+    Test(Test),
+    Run(&'static Run),
+}
+
+impl fmt::Display for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Guard::Test(test) => f.write_str(test.name),
+            Guard::Run(run) => write!(
+                f,
+                "{} in --run {} --seconds {}",
+                run.checker, run.scenario, run.seconds
+            ),
+        }
+    }
+}
+
 /// What became of a mutant.
 #[derive(Debug, Serialize)]
 #[serde(tag = "verdict", content = "detail", rename_all = "snake_case")]
 enum Verdict {
-    /// All its tests failed, the last one with these words.
+    /// All that guards against it failed, the last one with these words.
     Killed(String),
-    /// This test passed.
+    /// This passed.
     Survived(String),
     /// It says nothing, for this reason.
     Broken(String),
@@ -105,7 +134,7 @@ enum Verdict {
 #[derive(Debug, Serialize)]
 struct Report {
     mutant: &'static str,
-    tests: Vec<&'static str>,
+    guards: Vec<String>,
     #[serde(flatten)]
     verdict: Verdict,
 }
@@ -115,7 +144,18 @@ struct Report {
 /// # Errors
 /// No such mutant; the tests do not pass on the sources as they are; no Postgres; or the copy could not be made.
 pub async fn command(args: Args) -> Result<bool> {
-    let chosen = choose(&args.only)?;
+    let mut chosen = choose(&args.only)?;
+    if args.by_runs {
+        chosen.retain(|mutant| Run::of(mutant).is_some());
+    }
+    let guards = |mutant: &'static Mutant| match Run::of(mutant) {
+        Some(run) if args.by_runs => vec![Guard::Run(run)],
+        _ => mutant.tests.iter().map(|test| Guard::Test(*test)).collect(),
+    };
+    let chosen: Vec<(&Mutant, Vec<Guard>)> = chosen
+        .into_iter()
+        .map(|mutant| (mutant, guards(mutant)))
+        .collect();
     if args.list {
         println!("{}", list(&chosen));
         return Ok(true);
@@ -124,14 +164,12 @@ pub async fn command(args: Args) -> Result<bool> {
     let cargo = Cargo::start(&copy).await?;
     sound(&cargo, &chosen).await?;
     let mut reports = Vec::new();
-    for mutant in &chosen {
-        let verdict = judge(&copy, &cargo, mutant).await?;
-        say(mutant, &verdict);
-        let tests = mutant.tests.iter().map(|test| test.name).collect();
-        let mutant = mutant.name;
+    for (mutant, guards) in &chosen {
+        let verdict = judge(&copy, &cargo, mutant, guards).await?;
+        say(mutant, guards, &verdict);
         reports.push(Report {
-            mutant,
-            tests,
+            mutant: mutant.name,
+            guards: guards.iter().map(ToString::to_string).collect(),
             verdict,
         });
         if let Some(file) = &args.json {
@@ -160,35 +198,35 @@ fn choose(only: &[String]) -> Result<Vec<&'static Mutant>> {
         .collect())
 }
 
-fn list(mutants: &[&Mutant]) -> Table {
+fn list(mutants: &[(&Mutant, Vec<Guard>)]) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)
         .set_header(["MUTANT", "BREAKS", "KILLED BY"]);
-    for mutant in mutants {
-        let tests: Vec<&str> = mutant.tests.iter().map(|test| test.name).collect();
-        table.add_row([mutant.name, mutant.breaks, &tests.join("\n")]);
+    for (mutant, guards) in mutants {
+        let guards: Vec<String> = guards.iter().map(ToString::to_string).collect();
+        table.add_row([mutant.name, mutant.breaks, &guards.join("\n")]);
     }
     table
 }
 
-/// A test that fails anyway would kill every mutant.
-async fn sound(cargo: &Cargo, mutants: &[&Mutant]) -> Result<()> {
-    let tests: BTreeSet<Test> = mutants
+/// What fails anyway would kill every mutant.
+async fn sound(cargo: &Cargo, mutants: &[(&Mutant, Vec<Guard>)]) -> Result<()> {
+    let guards: BTreeSet<Guard> = mutants
         .iter()
-        .flat_map(|mutant| mutant.tests.iter().copied())
+        .flat_map(|(_, guards)| guards.iter().copied())
         .collect();
-    eprintln!("{} tests on the sources as they are", tests.len());
-    for test in tests {
-        match cargo.test(test).await? {
+    eprintln!("{} tests on the sources as they are", guards.len());
+    for guard in guards {
+        match cargo.ask(guard).await? {
             Ran::Passed => {}
-            other => bail!("{} on the sources as they are: {other}", test.name),
+            other => bail!("{guard} on the sources as they are: {other}"),
         }
     }
     Ok(())
 }
 
-async fn judge(copy: &Copy, cargo: &Cargo, mutant: &Mutant) -> Result<Verdict> {
+async fn judge(copy: &Copy, cargo: &Cargo, mutant: &Mutant, guards: &[Guard]) -> Result<Verdict> {
     let _reverted = copy.change(mutant.changes)?;
     let fresh = mutant
         .changes
@@ -198,11 +236,11 @@ async fn judge(copy: &Copy, cargo: &Cargo, mutant: &Mutant) -> Result<Verdict> {
         cargo.migrate("mutant").await?;
     }
     let mut verdict = Verdict::Killed(String::new());
-    for test in mutant.tests {
-        match cargo.test(*test).await? {
+    for guard in guards {
+        match cargo.ask(*guard).await? {
             Ran::Failed(words) => verdict = Verdict::Killed(words),
             Ran::Passed => {
-                verdict = Verdict::Survived(test.name.to_owned());
+                verdict = Verdict::Survived(guard.to_string());
                 break;
             }
             other => {
@@ -217,21 +255,24 @@ async fn judge(copy: &Copy, cargo: &Cargo, mutant: &Mutant) -> Result<Verdict> {
     Ok(verdict)
 }
 
-fn say(mutant: &Mutant, verdict: &Verdict) {
+fn say(mutant: &Mutant, guards: &[Guard], verdict: &Verdict) {
     let name = mutant.name;
     match verdict {
         Verdict::Killed(words) => {
-            let tests: Vec<&str> = mutant.tests.iter().map(|test| test.name).collect();
-            println!("killed    {name} by {}\n          {words}", tests.join(", "));
+            let guards: Vec<String> = guards.iter().map(ToString::to_string).collect();
+            println!("killed    {name} by {}\n          {words}", guards.join(", "));
         }
-        Verdict::Survived(test) => println!("SURVIVED  {name}: {test} passes although {}", mutant.breaks),
+        Verdict::Survived(guard) => println!("SURVIVED  {name}: {guard} passes although {}", mutant.breaks),
         Verdict::Broken(why) => println!("BROKEN    {name}: {why}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::runs::RUNS;
     use super::*;
+    use crate::check;
+    use crate::run::scenario;
 
     #[test]
     fn each_text_stands_once_in_its_file_and_is_changed() {
@@ -247,6 +288,23 @@ mod tests {
                 assert_eq!(count, 1, "{}: {:?} in {}", mutant.name, change.from, change.file);
                 assert_ne!(change.from, change.to, "{}", mutant.name);
             }
+        }
+    }
+
+    #[test]
+    fn each_run_is_of_a_mutant_and_of_a_scenario() {
+        for run in RUNS {
+            assert!(
+                MUTANTS.iter().any(|mutant| mutant.name == run.mutant),
+                "{}",
+                run.mutant
+            );
+            assert!(scenario::by_name(run.scenario).is_some(), "{}", run.scenario);
+            assert!(
+                check::all().iter().any(|checker| checker.id() == run.checker),
+                "{}",
+                run.checker
+            );
         }
     }
 
