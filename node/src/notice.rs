@@ -7,11 +7,17 @@
 //! A lock that is free is a sign only in a session that has itself seen it held: after a restart of Postgres every lock is
 //! free. And it is only a sign: the peer may have lost nothing but its session. So its HTTP port is asked once, naming the
 //! incarnation; refused, silent, or another incarnation means dead.
+//!
+//! Of several that die at once, some are watched only after the first ones are fenced, when their locks are free already. Then
+//! a connection that is *refused* is a sign as good: a node listens before it registers, and until it has been told as left. Silence
+//! is none, since whoever cuts a network cuts Postgres too.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use ringmesh_ring::Incarnation;
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -42,6 +48,13 @@ pub async fn answers(http: &reqwest::Client, address: &str, incarnation: Incarna
     timeout(SILENCE, asked)
         .await
         .is_ok_and(|answer| answer.is_ok_and(|answer| answer.status().is_success()))
+}
+
+/// Whether a connection is refused there: the host is up, and no process listens.
+async fn refuses(address: &str) -> bool {
+    let connected = timeout(SILENCE, TcpStream::connect(address)).await;
+    connected
+        .is_ok_and(|connected| connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
 }
 
 /// The watches of one life.
@@ -127,10 +140,13 @@ impl Watch {
         }
     }
 
-    /// Returns when the peer's lock, which this session has seen held, is free.
+    /// Returns when the peer's lock is free, and this session has seen it held or nobody listens at the peer's address.
     async fn until_free(&self) -> Result<(), Error> {
         let mut session = self.store.lease_session().await?;
         while session.peer_lock(self.peer).await? == Answer::Free {
+            if refuses(&self.address).await {
+                return Ok(());
+            }
             sleep(REST).await;
         }
         while session.wait_for_peer(self.peer).await? == Answer::Held {}
@@ -161,6 +177,17 @@ mod tests {
             .iter()
             .map(|peer| peer.incarnation.0)
             .collect()
+    }
+
+    #[tokio::test]
+    async fn only_a_refused_connection_is_refused() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        assert!(!refuses(&address).await);
+        drop(listener);
+        assert!(refuses(&address).await);
+        // No address at all: nothing is known of the peer.
+        assert!(!refuses("no port").await);
     }
 
     #[test]

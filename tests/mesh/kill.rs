@@ -47,5 +47,27 @@ async fn accepted_tasks_survive_the_kill_of_one_node_of_five_and_only_its_slots_
     );
 }
 
+/// Each watches two others: whose watchers all die is watched when its lock is free already.
+#[tokio::test]
+async fn four_of_five_that_die_at_once_are_all_noticed() {
+    // No lease ends within this test.
+    let mut lab = Lab::start(5, Program::Worker, &[UNHURRIED]).await;
+    for name in ["n1", "n2", "n4", "n5"] {
+        lab.mesh.node_mut(name).unwrap().kill().await.unwrap();
+    }
+    lab.until(SLACK, "all four are noticed", async || {
+        let noticed = lab
+            .number("select count(*) from ringmesh.node where fenced_as = 'noticed'")
+            .await;
+        if noticed == 4 {
+            Ok(())
+        } else {
+            Err(format!("{noticed} of 4 were"))
+        }
+    })
+    .await;
+    lab.all_owned(SLACK, 0).await;
+}
+
 /// Microseconds from 1970 to 2000, from where Postgres counts.
 const EPOCH: i64 = 946_684_800_000_000;

@@ -121,7 +121,8 @@ impl Checker for Gap {
         let after = aftermath(history) / 1000;
         for wait in &waits {
             let concerned = windows.iter().any(|window| {
-                let hit = wait.owner.is_none_or(|owner| window.hits(owner));
+                // Where nobody is left, whoever starts anew has all to do.
+                let hit = window.hits_all || wait.owner.is_none_or(|owner| window.hits(owner));
                 // Other faults than of single nodes concern all, in some way.
                 (hit || !(window.is_kill() || window.is_pause())) && overlaps(window, wait, after)
             });
@@ -455,6 +456,20 @@ mod tests {
             build.finish(&claim);
             assert_eq!(Gap.check(&build.history).len(), kinds);
         }
+    }
+
+    #[test]
+    fn whoever_starts_while_all_are_away_has_all_to_do() {
+        let mut build = Build::mesh();
+        build.fault("N1", "kill", &[1, 2, 3]);
+        build.fence(1, 1, FencingKind::Replaced, 4);
+        build.node(4, 0, None);
+        build.grant(0, 4, 2);
+        let claim = build.submit("a", 1);
+        build.tick(2 * S);
+        build.finish(&claim);
+        build.step(Step::Heal { id: "N1".into() });
+        build.passes(&Gap);
     }
 
     #[test]

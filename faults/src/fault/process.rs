@@ -120,13 +120,18 @@ impl Fault for Kill {
     }
 }
 
-/// Starts those of these nodes that do not run, all at once, and waits until they are ready.
+/// Starts those of these nodes that do not run, all at once, and waits until they are ready, if no other fault can keep them from it.
 pub(super) async fn start_again(lab: &mut Lab, nodes: &[usize]) -> Result<()> {
+    let others_act = lab.others_act();
     let ended = lab.nodes_mut().iter_mut().enumerate();
     let ended = ended.filter(|(number, _)| nodes.contains(number));
     let starts = ended.map(|(_, host)| async move {
         let runs = host.pid().is_some() && host.ended().is_none();
-        if runs { Ok(()) } else { host.start_again().await }
+        match runs {
+            true => Ok(()),
+            false if others_act => host.spawn().await,
+            false => host.start_again().await,
+        }
     });
     try_join_all(starts).await.map(drop)
 }
@@ -178,14 +183,17 @@ impl Fault for Terminate {
         self.hit = Share::One.draw(rng, lab.nodes().len());
         let one = self.hit[0];
         let pause = Duration::from_millis(rng.random_range(0..300));
+        let mut killed = Vec::new();
         if self.insistence == Insistence::WhileMoving {
             // Another node goes and comes back; its slots then move to it.
             let other = (one + 1) % lab.nodes().len();
             self.hit.push(other);
+            killed = about(lab, &[other], "").await.incarnations;
             lab.nodes_mut()[other].kill().await?;
             lab.nodes_mut()[other].start_again().await?;
         }
-        let begun = about(lab, &self.hit, "").await;
+        let mut begun = about(lab, &self.hit, "").await;
+        begun.incarnations.extend(killed);
         let host = &mut lab.nodes_mut()[one];
         host.terminate()?;
         if let Insistence::Twice | Insistence::ThenKill = self.insistence {

@@ -126,6 +126,7 @@ pub struct Lab {
     ttl: Duration,
     events: PathBuf,
     network: Network,
+    others_act: bool,
 }
 
 /// Says what is missing for a lab on this machine, if anything is.
@@ -189,6 +190,7 @@ impl Lab {
             database,
             events,
             network,
+            others_act: false,
         };
         for number in 1..=options.nodes {
             let clock = clock(&format!("n{number}"))?;
@@ -316,6 +318,16 @@ impl Lab {
     /// What clients send as their bearer token.
     pub fn token(&self) -> &str {
         &self.token
+    }
+
+    /// Whether more than one fault acts: a node that is started may not get ready before the others are healed.
+    pub fn others_act(&self) -> bool {
+        self.others_act
+    }
+
+    /// Says whether more than one fault acts.
+    pub fn set_others_act(&mut self, others_act: bool) {
+        self.others_act = others_act;
     }
 
     /// The length of a lease.

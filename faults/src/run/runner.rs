@@ -358,6 +358,7 @@ impl Started {
                 schedule::Step::Heal(number) if acting[number] => {
                     self.watch(lab, due, undisturbed).await;
                     acting[number] = false;
+                    lab.set_others_act(acting.contains(&true));
                     self.end(lab, faults[number].as_mut()).await;
                 }
                 schedule::Step::Heal(_) => {}
@@ -412,6 +413,8 @@ impl Started {
 
     /// Everything works again, whatever went wrong on the way.
     async fn heal(&mut self, lab: &mut Lab, faults: &mut [Box<dyn Fault>]) {
+        // All are healed, then all must get ready.
+        lab.set_others_act(faults.len() > 1);
         for fault in faults {
             if let Err(error) = fault.heal(lab).await {
                 self.void(format!("{} could not be healed: {error:#}", fault.name()));
