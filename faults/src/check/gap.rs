@@ -124,7 +124,7 @@ impl Checker for Gap {
                 // Where nobody is left, whoever starts anew has all to do.
                 let hit = window.hits_all || wait.owner.is_none_or(|owner| window.hits(owner));
                 // Other faults than of single nodes concern all, in some way.
-                (hit || !(window.is_kill() || window.is_pause())) && overlaps(window, wait, after)
+                (hit || !(window.is_kill() || window.is_pause())) && overlaps(history, window, wait, after)
             });
             let died = wait.owner.and_then(|owner| deaths.get(&owner));
             let most = match died {
@@ -166,7 +166,7 @@ pub(super) fn others(history: &History) -> (Option<i64>, Option<i64>) {
     let other = waits.iter().filter(|wait| {
         let mut at_the_time = windows
             .iter()
-            .filter(|window| overlaps(window, wait, after))
+            .filter(|window| overlaps(history, window, wait, after))
             .peekable();
         at_the_time.peek().is_some()
             && at_the_time.all(|window| {
@@ -179,11 +179,11 @@ pub(super) fn others(history: &History) -> (Option<i64>, Option<i64>) {
     ((quiet > 0).then_some(quiet), longest)
 }
 
-fn overlaps(window: &Window<'_>, wait: &Wait, after: i64) -> bool {
+fn overlaps(history: &History, window: &Window<'_>, wait: &Wait, after: i64) -> bool {
     let from = window.before.map_or(i64::MIN, |moment| moment.committed_at);
-    let to = window
-        .heal
-        .map_or(i64::MAX, |moment| moment.committed_at.saturating_add(after));
+    let to = window.heal.map_or(i64::MAX, |heal| {
+        healed_at(history, window, heal).saturating_add(after)
+    });
     wait.to >= from && wait.from <= to
 }
 
@@ -229,7 +229,7 @@ fn hits<'a>(history: &History, windows: &[Window<'a>], waits: &[Wait]) -> Vec<Hi
         let mut overlapping = windows
             .iter()
             .enumerate()
-            .filter(|(_, window)| overlaps(window, wait, 0))
+            .filter(|(_, window)| overlaps(history, window, wait, 0))
             .peekable();
         if overlapping.peek().is_none() {
             continue;
@@ -552,6 +552,21 @@ mod tests {
         let committed_at = build.now / 1000 - 600_000_000;
         build.step(Step::Heal { id: "N19".into() });
         build.history.moments.last_mut().unwrap().committed_at = committed_at;
+        build.finish(&claim);
+        build.passes(&Gap);
+    }
+
+    #[test]
+    fn after_a_suspension_the_others_are_granted_its_aftermath() {
+        let mut build = Build::mesh();
+        build.fault("N19", "suspend", &[1, 2, 3]);
+        build.tick(600 * S);
+        build.lease(1, 2);
+        let claim = build.submit("a", 1);
+        let committed_at = build.now / 1000 - 600_000_000;
+        build.step(Step::Heal { id: "N19".into() });
+        build.history.moments.last_mut().unwrap().committed_at = committed_at;
+        build.tick(2 * S);
         build.finish(&claim);
         build.passes(&Gap);
     }

@@ -103,7 +103,8 @@ pub(super) fn windows(history: &History) -> Vec<Window<'_>> {
             }
         }
         let hits_all = living.iter().all(|node| incarnations.contains(node)) || incarnations.is_empty();
-        if name.contains("crash-loop") && !incarnations.is_empty() {
+        let makes_lives = name.contains("crash-loop") || id == "N16";
+        if makes_lives && !incarnations.is_empty() {
             incarnations.extend(started(history, hosts, wal, heal));
         }
         windows.push(Window {

@@ -9,6 +9,7 @@ use ringmesh::dev::process::Tied;
 use super::process::{Share, start_again};
 use super::{Begun, Fault, about};
 use crate::lab::Lab;
+use crate::workload::note::EVENTS;
 
 pub(super) fn all() -> Vec<Box<dyn Fault>> {
     vec![
@@ -69,6 +70,10 @@ impl Fault for Impostor {
             // Another database of the same server.
             let other = own.rsplit_once('/').map_or(own, |(server, _)| server);
             changed.push(("RINGMESH_DATABASE_URL", format!("{other}/postgres")));
+            // What it notes is nothing that this mesh's node of its name did.
+            let folder = lab.events_dir().with_file_name("events-of-another");
+            std::fs::create_dir_all(&folder)?;
+            changed.push((EVENTS, folder.display().to_string()));
         }
         self.process = Some(host.another(&changed).await?);
         Ok(begun)
