@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::Violation;
+use super::detection::{Age, detections};
 use super::gap::{gaps, others};
 use super::trust::late_starts;
 use super::vacuity::{refused_writes, takeovers};
@@ -53,6 +54,9 @@ pub struct Figures {
     /// For each slot that a fault hit while it had something to do: the fault, and for how long it stood still, µs.
     #[serde(skip)]
     pub gaps: Vec<(String, i64)>,
+    /// For each node that was killed: its age, and how long it took until it was declared dead, µs.
+    #[serde(skip)]
+    pub detections: Vec<(Age, i64)>,
 }
 
 impl Figures {
@@ -100,6 +104,7 @@ impl Figures {
             unknown_commits: history.end.unknown_commits,
             unknown_outcomes: history.end.unknown_outcomes,
             late_starts: late_starts(history).0.len() as u64,
+            detections: detections(history),
             gaps: gaps(history)
                 .into_iter()
                 .map(|(fault, gap)| (fault.to_owned(), gap))
@@ -130,6 +135,7 @@ impl Figures {
         self.quiet_gap = self.quiet_gap.max(other.quiet_gap);
         self.other_gap = self.other_gap.max(other.other_gap);
         self.gaps.extend(other.gaps);
+        self.detections.extend(other.detections);
     }
 }
 

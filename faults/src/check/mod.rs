@@ -8,6 +8,7 @@ mod attempts;
 #[cfg(test)]
 mod build;
 mod conservation;
+mod detection;
 mod drains;
 mod ending;
 mod exactly_once;
@@ -27,6 +28,7 @@ mod vacuity;
 mod views;
 mod windows;
 
+pub use detection::Age;
 pub(crate) use ending::known;
 pub use figures::Figures;
 pub(crate) use gap::KILL;

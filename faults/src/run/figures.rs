@@ -72,6 +72,8 @@ pub struct Figures {
     pub faults_by_kind: BTreeMap<String, u64>,
     /// For how long slots stood still that it hit and that had something to do.
     pub gaps_ms: BTreeMap<String, Gaps>,
+    /// From a kill to the commit that declares its node dead: of nodes younger than 30 s, `young`, and of others, `old`.
+    pub detection_ms: BTreeMap<&'static str, Gaps>,
     /// What the percentiles are computed from.
     #[serde(skip)]
     pub raw: Raw,
@@ -188,6 +190,16 @@ impl Figures {
         };
         let values = values.into_iter();
         self.gaps_ms = values.map(|(fault, values)| (fault, summed(values))).collect();
+        let mut detections: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for (age, after) in &counted.detections {
+            let age = match age {
+                check::Age::Young => "young",
+                check::Age::Old => "old",
+            };
+            detections.entry(age).or_default().push(*after as f64 / 1000.0);
+        }
+        let detections = detections.into_iter();
+        self.detection_ms = detections.map(|(age, values)| (age, summed(values))).collect();
         let of = |fault: &str| self.gaps_ms.get(fault).map(|gaps| (gaps.p99, gaps.max)).unzip();
         (self.gap_ms_p99_kill, self.gap_ms_max_kill) = of("N1");
         (self.gap_ms_p99_pause, self.gap_ms_max_pause) = of("N2");

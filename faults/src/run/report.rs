@@ -168,8 +168,8 @@ pub fn table(outcomes: &[Outcome], sum: &Figures) -> Table {
     table
 }
 
-/// For how long slots stood still that a fault hit, a row for each kind of fault, then what is promised of kills, and then all
-/// others.
+/// For how long slots stood still that a fault hit, a row for each kind of fault, then how soon deaths were noticed, what is promised
+/// of kills, and then all others.
 pub fn gaps(sum: &Figures) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -183,6 +183,15 @@ pub fn gaps(sum: &Figures) -> Table {
             }
             None => row.extend(["0", "-", "-", "-"].map(String::from)),
         }
+        table.add_row(row);
+    }
+    for (age, after) in &sum.detection_ms {
+        let mut row = vec![
+            format!("declared dead after a kill, {age} nodes"),
+            String::new(),
+            after.count.to_string(),
+        ];
+        row.extend([after.p50, after.p99, after.max].map(|ms| format!("{ms:.0}")));
         table.add_row(row);
     }
     if let Some(p99) = sum.gap_ms_p99_kill {
