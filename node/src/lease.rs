@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock;
 use crate::failpoint::{self, droppable};
-use crate::store::{Answer, Backend, Error, LeaseSession, Me, Peer, Renewal, Store};
+use crate::store::{Answer, Backend, Error, Known, LeaseSession, Me, Peer, Renewal, Store};
 use crate::telemetry::metric;
 use crate::trust::Trust;
 
@@ -122,6 +122,7 @@ struct Keeper {
     /// The server's history as this life knows it.
     history: Option<String>,
     watch: PeerWatch,
+    known: Known,
     /// Whether the session holds the node's lock, and a renewal went through since.
     locked: bool,
     renewed_at: Option<Duration>,
@@ -139,6 +140,7 @@ impl Keeper {
             backend: None,
             history: None,
             watch,
+            known: Known::default(),
             locked: false,
             renewed_at: None,
         }
@@ -222,8 +224,10 @@ impl Keeper {
         let Some(session) = self.session.as_mut() else {
             return Ok(());
         };
+        let ask = self.known.ask();
         let sent = clock::now();
-        let peers = session.unfenced_nodes().await?;
+        let peers = session.unfenced_nodes(&ask).await?;
+        self.known.learn(&peers);
         let counters: Vec<_> = peers
             .iter()
             .filter(|peer| peer.incarnation != self.parts.me.incarnation)

@@ -31,7 +31,7 @@ use crate::hint::Hints;
 use crate::lease;
 use crate::members::Members;
 use crate::notice::Notices;
-use crate::store::{Error, FenceKind, Fencing, Me, Peer, Store};
+use crate::store::{Ask, Error, FenceKind, Fencing, Known, Me, Peer, Store};
 use crate::telemetry::metric;
 use crate::trust::Trust;
 
@@ -161,6 +161,8 @@ struct Ownership {
     members: Members,
     placement: Placement,
     notices: Notices,
+    /// What the last read of the unfenced nodes found.
+    known: Known,
     /// The rows of all slots, as last read.
     rows: Vec<Row>,
     /// The unfenced nodes, as last read.
@@ -239,6 +241,7 @@ impl Ownership {
             parts,
             io: JoinSet::new(),
             notices,
+            known: Known::default(),
             rows: Vec::new(),
             peers: BTreeMap::new(),
             fenced: BTreeSet::new(),
@@ -353,6 +356,7 @@ impl Ownership {
                 self.reading = false;
                 match answer {
                     Ok((peers, rows)) => {
+                        self.known.learn(&peers);
                         self.on_peers(peers);
                         self.on_rows(rows);
                     }
@@ -696,9 +700,10 @@ impl Ownership {
     fn read(&mut self) {
         self.reading = true;
         self.read_wanted = false;
-        let store = self.parts.store.clone();
-        self.io
-            .spawn(async move { Done::Read(tokio::try_join!(store.unfenced_nodes(), store.read_slots())) });
+        let (store, ask) = (self.parts.store.clone(), self.known.ask());
+        self.io.spawn(
+            async move { Done::Read(tokio::try_join!(store.unfenced_nodes(&ask), store.read_slots())) },
+        );
     }
 
     fn offer(&mut self, to: Incarnation, slots: Vec<Slot>) {
@@ -728,7 +733,7 @@ impl Ownership {
                 let seen = match seen {
                     Some(seen) => Some(seen),
                     None => store
-                        .unfenced_nodes()
+                        .unfenced_nodes(&Ask::only(node))
                         .await?
                         .iter()
                         .find(|peer| peer.incarnation == node)

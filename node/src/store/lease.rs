@@ -8,7 +8,7 @@ use sqlx::Postgres;
 use tokio::time::timeout;
 
 use super::session::{Backend, Session};
-use super::{Error, Me, Store};
+use super::{Ask, Error, Me, Store};
 use crate::failpoint::{self, droppable};
 
 /// An unfenced node, by Postgres.
@@ -111,12 +111,12 @@ pub(super) const FENCE_TERMS: &str =
     "set transaction isolation level read committed; set local statement_timeout = '5s'";
 
 impl Store {
-    /// All unfenced nodes, by incarnation.
+    /// The unfenced nodes that are asked for, by incarnation.
     ///
     /// # Errors
     /// Nothing is written.
-    pub async fn unfenced_nodes(&self) -> Result<Vec<Peer>, Error> {
-        unfenced_nodes(&self.control).await
+    pub async fn unfenced_nodes(&self, ask: &Ask) -> Result<Vec<Peer>, Error> {
+        unfenced_nodes(&self.control, ask).await
     }
 
     /// The unfenced node of a name: incarnation, boot, HTTP address, renewals.
@@ -269,13 +269,40 @@ pub(super) async fn fence_on(
     Ok(Fencing::Fenced)
 }
 
-async fn unfenced_nodes<'c>(postgres: impl Executor<'c, Database = Postgres>) -> Result<Vec<Peer>, Error> {
-    let rows = sqlx::query_file!("src/store/sql/unfenced_nodes.sql")
-        .fetch_all(postgres)
-        .await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| Peer {
+async fn unfenced_nodes<'c>(
+    postgres: impl Executor<'c, Database = Postgres>,
+    ask: &Ask,
+) -> Result<Vec<Peer>, Error> {
+    match ask {
+        Ask::All => {
+            sqlx::query_file_as!(PeerRow, "src/store/sql/unfenced_nodes.sql")
+                .fetch_all(postgres)
+                .await
+        }
+        Ask::Beside { nodes, above } => {
+            sqlx::query_file_as!(PeerRow, "src/store/sql/unfenced_beside.sql", nodes, above)
+                .fetch_all(postgres)
+                .await
+        }
+    }
+    .map(|rows| rows.into_iter().map(Peer::from).collect())
+    .map_err(Error::from)
+}
+
+struct PeerRow {
+    incarnation: i64,
+    boot: i64,
+    name: String,
+    http: String,
+    gossip: String,
+    weight: i32,
+    renewals: i64,
+    lease_ms: i64,
+}
+
+impl From<PeerRow> for Peer {
+    fn from(row: PeerRow) -> Self {
+        Peer {
             incarnation: Incarnation(row.incarnation),
             boot: row.boot,
             name: row.name,
@@ -284,8 +311,8 @@ async fn unfenced_nodes<'c>(postgres: impl Executor<'c, Database = Postgres>) ->
             weight: row.weight,
             renewals: row.renewals,
             lease_ms: row.lease_ms,
-        })
-        .collect())
+        }
+    }
 }
 
 /// A session of its own, outside every pool: neither a full pool nor a busy runtime starves it. An answer that takes a TTL is
@@ -307,12 +334,12 @@ impl LeaseSession {
         Ok(row.map_or(Renewal::Fenced, |row| Renewal::Renewed { history: row.history }))
     }
 
-    /// All unfenced nodes.
+    /// The unfenced nodes that are asked for, by incarnation.
     ///
     /// # Errors
     /// Nothing is written.
-    pub async fn unfenced_nodes(&mut self) -> Result<Vec<Peer>, Error> {
-        unfenced_nodes(&mut self.session).await
+    pub async fn unfenced_nodes(&mut self, ask: &Ask) -> Result<Vec<Peer>, Error> {
+        unfenced_nodes(&mut self.session, ask).await
     }
 
     /// What this session is on the server; `None`: another thing each time.

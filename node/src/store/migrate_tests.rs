@@ -133,7 +133,7 @@ async fn leases_are_added_beside_open_writers_and_old_snapshots() {
     assert_eq!(fresh.store.migrate().await.unwrap(), 1);
     writer.run("commit").await;
     snapshot.run("commit").await;
-    let nodes = fresh.store.unfenced_nodes().await.unwrap();
+    let nodes = fresh.store.unfenced_nodes(&Ask::All).await.unwrap();
     let seen: Vec<_> = nodes.iter().map(|node| (&*node.name, node.renewals)).collect();
     assert_eq!(seen, [("old", 6)]);
     assert!(nodes[0].lease_ms > 0);

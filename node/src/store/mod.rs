@@ -27,6 +27,7 @@ pub(crate) mod hostile_tests;
 mod inbox;
 #[cfg(test)]
 mod inbox_races_tests;
+mod known;
 mod lease;
 mod migrate;
 #[cfg(test)]
@@ -371,6 +372,7 @@ async fn to_its_end<T: Send + 'static>(
 pub use claims::{
     ClaimAnswer, Finish, Holds, Horizon, Probe, Probed, ReadBack, Retry, Settled, Ticket, Token,
 };
+pub use known::{Ask, Known};
 pub use lease::{Answer, FenceKind, Fencing, LeaseSession, Peer, Registration, Renewal};
 pub use migrate::{MigrateError, known as known_migration};
 pub(crate) use session::Backend;

@@ -241,7 +241,7 @@ async fn renewals_of_several_nodes_do_not_fail_for_each_other_whatever_the_defau
             let mut session = store.lease_session().await.unwrap();
             for _ in 0..50 {
                 assert!(is_renewed(&session.renew(me, TTL).await.unwrap()));
-                assert_eq!(session.unfenced_nodes().await.unwrap().len(), 4);
+                assert_eq!(session.unfenced_nodes(&Ask::All).await.unwrap().len(), 4);
             }
         });
     }

@@ -107,7 +107,7 @@ impl<'a> Old<'a> {
 }
 
 async fn sees(store: &Store, node: Me) -> Option<i64> {
-    let nodes = store.unfenced_nodes().await.unwrap();
+    let nodes = store.unfenced_nodes(&Ask::All).await.unwrap();
     let mut of = nodes.into_iter().filter(|it| it.incarnation == node.incarnation);
     of.next().map(|it| it.renewals)
 }
