@@ -54,6 +54,7 @@ impl Checker for Movement {
         // When a slot was taken that no owner handed on who stays.
         let mut taken: HashMap<i32, i64> = HashMap::new();
         let mut living: HashSet<i64> = HashSet::new();
+        let mut born: HashMap<i64, i64> = HashMap::new();
         let mut baseline = 0;
         let mut moves: HashMap<(usize, i32), u32> = HashMap::new();
         for change in &history.changes {
@@ -63,6 +64,7 @@ impl Checker for Movement {
                     baseline = change.transaction;
                     owners.clear();
                     living.clear();
+                    born.clear();
                     joining.clear();
                     taken.clear();
                 }
@@ -71,6 +73,7 @@ impl Checker for Movement {
                 } => {
                     if fenced.is_none() {
                         living.insert(*incarnation);
+                        born.entry(*incarnation).or_insert(at);
                     } else {
                         living.remove(incarnation);
                     }
@@ -105,7 +108,10 @@ impl Checker for Movement {
                     }
                     let Some(from) = from else { continue };
                     for (place, window) in windows.iter().enumerate() {
-                        if rounds(window).is_some() && window.covers_commit(at, 0) {
+                        let began = window.before.map_or(i64::MIN, |before| before.committed_at);
+                        // Who came back from another fault, just before, takes its slots besides.
+                        let besides = newcomer && born.get(to).is_some_and(|born| *born < began);
+                        if rounds(window).is_some() && window.covers_commit(at, 0) && !besides {
                             *moves.entry((place, *slot)).or_default() += 1;
                         }
                     }
@@ -292,6 +298,22 @@ mod tests {
             build.step(Step::Heal { id: "N7".into() });
             assert_eq!(Movement.check(&build.history).len(), kinds, "{name}");
         }
+    }
+
+    #[test]
+    fn who_came_back_before_a_round_of_restarts_takes_its_slots_besides() {
+        let mut build = settled();
+        build.kill_and_take_over();
+        build.node(4, 0, None);
+        build.step(Step::Heal { id: "N1".into() });
+        build.fault("N7", "rolling-restart", &[2, 3, 4]);
+        for (owner, epoch) in [(4, 3), (2, 4), (3, 5)] {
+            build.grant(0, owner, epoch);
+        }
+        build.passes(&Movement);
+        build.grant(0, 2, 6);
+        build.step(Step::Heal { id: "N7".into() });
+        build.fails(&Movement, "moved often");
     }
 
     #[test]

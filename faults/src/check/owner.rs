@@ -26,7 +26,7 @@
 //! owner commits nothing afterwards is I3. Where Postgres' clock stepped back since the last renewal, the rule of *expired* says
 //! nothing. A baseline is a beginning: what was before binds nobody.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::windows::{Window, aftermath, windows};
 use super::{Checker, Violation};
@@ -70,8 +70,8 @@ struct Pass<'a> {
     windows: Vec<Window<'a>>,
     slots: HashMap<i32, (Option<i64>, i64)>,
     nodes: HashMap<i64, Node<'a>>,
-    /// The greatest number met: each start has a greater one.
-    highest: i64,
+    /// All numbers that starts were given. Two that start at once may commit in the other order.
+    numbers: HashSet<i64>,
     /// The unfenced node of each name.
     living: HashMap<&'a str, i64>,
     /// Names declared *replaced* whose next start has not come yet.
@@ -98,7 +98,7 @@ impl Checker for SingleOwner {
             windows: windows(history),
             slots: HashMap::new(),
             nodes: HashMap::new(),
-            highest: 0,
+            numbers: HashSet::new(),
             living: HashMap::new(),
             awaited: HashMap::new(),
             baseline: 0,
@@ -136,7 +136,7 @@ impl<'a> Pass<'a> {
                 self.nodes.clear();
                 self.living.clear();
                 self.awaited.clear();
-                self.highest = 0;
+                self.numbers.clear();
             }
             Row::Slot { slot, owner, epoch } => self.on_slot(change, *slot, *owner, *epoch),
             Row::Node {
@@ -213,14 +213,10 @@ impl<'a> Pass<'a> {
     ) {
         let at = change.committed_at;
         let Some(node) = self.nodes.get_mut(&incarnation) else {
-            if change.transaction != self.baseline && incarnation <= self.highest {
-                let text = format!(
-                    "node {incarnation} started after {}: its number was used before",
-                    self.highest
-                );
+            if !self.numbers.insert(incarnation) {
+                let text = format!("a node started as {incarnation}, which was used before");
                 self.tell("number", text, change);
             }
-            self.highest = self.highest.max(incarnation);
             self.awaited.remove(name);
             let node = Node {
                 name,
