@@ -229,6 +229,21 @@ async fn the_next_task_of_a_key_waits_for_the_commit_of_the_one_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_run_is_no_finish_and_its_key_goes_on() {
+    let (handlers, mut gate) = Gate::closed();
+    let life = Life::start(handlers, &["k"]).await;
+    let cancelled = life.db.submit("wait", "k", "1").await;
+    let next = life.db.submit("echo", "k", "1").await;
+    gate.began().await;
+    assert!(life.db.store.cancel(cancelled).await.unwrap());
+    gate.open();
+    assert_eq!(life.db.end_of(next).await.state, State::Succeeded);
+    life.until(|stats| (stats.succeeded, stats.fenced) == (1, 1))
+        .await;
+    assert_eq!(life.db.view(cancelled).await.state, State::Cancelled);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_fails_is_tried_again_before_the_next_of_its_key_starts() {
     let (handlers, _) = recorder();
     let life = Life::start(handlers, &["k"]).await;

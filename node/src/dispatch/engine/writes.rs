@@ -184,6 +184,11 @@ impl Engine {
                     self.lanes.mark(row.token.id.slot, true);
                 }
                 _ => {
+                    if let Some(waiter) = row.waiter
+                        && state == Some(&ReadBack::Gone)
+                    {
+                        self.parts.hints.ended(waiter, row.token.id);
+                    }
                     self.settle_row(&row);
                     self.lanes.reset(row.token.id.slot);
                     self.lanes.mark(row.token.id.slot, true);
