@@ -36,10 +36,12 @@ async fn delayed_tasks_are_never_early_and_urgent_ones_overtake_without_starving
     lab.state(&id, "running", SLACK).await;
     lab.open("order");
 
-    // Urgent ones without pause, each of a key of its own, until the backlog has ended.
+    // Urgent ones wait all the time, each of a key of its own, until the backlog has ended. Never more than a part of the room, however
+    // fast this machine submits: what a flood leaves to the others in memory is a test of `dispatch/lanes_tests.rs`.
     let mut urgent = 0;
     lab.until(SLACK * 3, "the backlog ends although urgent tasks never do", async || {
-        for _ in 0..4 {
+        let open = lab.number("select count(*) from ringmesh.task where priority = 9").await;
+        for _ in open..64 {
             lab.submit(json!({"kind": "sleep", "key": format!("urgent-{urgent}"), "payload": {"ms": 20}, "priority": 9})).await;
             urgent += 1;
         }

@@ -495,6 +495,12 @@ impl Lanes {
             return None;
         }
         let (least, most) = ROOM_PER_PROBE;
+        // Where urgent tasks leave only the share, it goes to as many slots as it can: what is claimed then waits in memory for its turn.
+        let least = if self.free(self.room.tasks) < free {
+            1
+        } else {
+            least
+        };
         let each = (free / want).clamp(least, most).min(free);
         let per_slot = self.room.per_slot;
         let mut left = free;
